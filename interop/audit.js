@@ -71,7 +71,7 @@
 
   // Contrast of curves, bars and dots with their background. Grid lines are decoration.
   const shapeContrast = () =>
-    all("svg polyline, svg rect, svg circle, svg line:not(.grid), .meter span").flatMap((element) => {
+    all("svg polyline, svg rect, svg circle, svg line:not(.grid), .meter span, .track span").flatMap((element) => {
       const style = getComputedStyle(element), back = ground(element.closest("svg") ?? element.parentElement);
       const filled = style.fill !== "none";
       const paint = !(element instanceof SVGElement) ? style.backgroundColor
@@ -180,6 +180,10 @@
   // No information by colour alone.
   const beyondColour = () => {
     const problems = [];
+    for (const answer of all(".said")) {
+      const answers = ["✓ Yes", "✗ Yes", "✓ No", "✗ No", "? Undecided", "? Not tested"];
+      if (!answers.includes(words(answer.textContent))) problems.push(`${named(answer)} is not an answer`);
+    }
     for (const cell of all("td.badge")) {
       const verdicts = ["pass", "fail", "warn", "skip", "error", "inconclusive"];
       if (!verdicts.includes(words(cell.textContent))) problems.push(`${named(cell)} is not a verdict`);
@@ -291,12 +295,16 @@
   const contents = () => ({
     verdict: words(document.querySelector("h1").textContent),
     score: words(document.querySelector(".score").textContent),
+    grade: document.querySelector(".banner").classList[1],
+    questions: all(".question").map((question) => words(question.textContent)),
+    answers: all(".said").map((answer) => words(answer.textContent)),
     headings: all("h2").map((heading) => words(heading.textContent)),
     tables: all("table").map((table) => ({
       place: table.closest("section").getAttribute("aria-labelledby"),
       caption: words(table.caption.textContent),
       columns: [...table.tHead.rows[0].cells].map((cell) => words(cell.textContent)),
       rows: [...table.tBodies[0].rows].map((row) => [...row.cells].map((cell) => words(cell.textContent))),
+      values: all(".track .value", table).map((dot) => parseFloat(dot.style.left)),
       bars: all(".meter span:not(.zero)", table).map((bar) =>
         parseFloat(bar.style.width) * (bar.classList.contains("less") ? -1 : 1)),
     })),
@@ -304,18 +312,19 @@
       place: svg.closest("section").getAttribute("aria-labelledby"),
       dots: all("circle.dot", svg).map((dot) => [dot.cx.baseVal.value, dot.cy.baseVal.value]),
       noise: all("circle.noise", svg).length,
+      after: all("circle.after", svg).length,
+      bars: all("rect.lost, rect.kept", svg).length,
+      lost: all("rect.lost", svg).length,
     })),
-    generations: all(".generation .text").map((text) => {
-      const parts = [...text.children];
-      const without = (tag) => parts.filter((one) => one.localName !== tag).map((one) => one.textContent).join("");
-      return { base: without("ins"), tuned: without("del") };
-    }),
+    generations: all(".generation").map((pair) => ({
+      base: pair.querySelector(".text.base").textContent, tuned: pair.querySelector(".text.tuned").textContent,
+    })),
     text: document.body.textContent,
   });
 
   window.audit = {
     textContrast, shapeContrast, overflow, squeezed, labels, tables, structure, beyondColour, printed, motion, foreign,
-    focusable, focused, arrived, wide, enter, moved, contents,
+    focusable, focused, arrived, wide, enter, moved, contents, all,
     colours: () => ["body", "a", "thead th"].map((one) => {
       const style = getComputedStyle(document.querySelector(one));
       return [style.color, style.backgroundColor].join(" on ");

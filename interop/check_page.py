@@ -12,8 +12,13 @@ from page_values import differences, visible
 # Problems shown per check; the others are counted.
 SHOWN = 6
 PARTS = [
-    "Categories", "Persistence in long contexts", "Sections of the document", "Strength of the adapter",
-    "Layers of the change", "Comparison with noise", "Generated texts", "Probes", "Run",
+    "Effects and limits", "What failed", "Persistence in long contexts", "Sections of the document",
+    "Strength of the adapter", "Layers of the change", "Comparison with noise", "Generated texts", "Item by item",
+    "Probes", "Score", "Run",
+]
+QUESTIONS = [
+    "Did the model change more than noise?", "Did it learn what it was trained on?",
+    "Does it recite what it was trained on?", "Did it lose what it knew?",
 ]
 
 
@@ -25,6 +30,7 @@ def run(place, ours, report):
         "of failures": sample_pages.failed(place, ours),
         "of nothing": sample_pages.empty(place, ours),
         "of 200 probes": sample_pages.many(place, ours),
+        "of damage": sample_pages.damaged(place, ours),
     }
     with browser() as chromium:
         page = chromium.page()
@@ -35,6 +41,7 @@ def run(place, ours, report):
                 faults, check.count = numbers(page, source, file)
                 none(faults)
         contents(page, made, report)
+        compared(place, ours, page, made, report)
         refused(place, page, *made["of all probes"], report)
     again(place, ours, report, *made["of all probes"])
 
@@ -63,6 +70,16 @@ def contents(page, made, report):
         check.of, check.count = "parts", len(PARTS)
         assert found["headings"] == PARTS, found["headings"]
         assert len(found["generations"]) > 3, "few texts are compared"
+        assert found["questions"] == QUESTIONS, found["questions"]
+    with report.check("page of damage: says so in words and in colour") as check:
+        opened(page, made["of damage"][1])
+        found = page.evaluate("audit.contents()")
+        check.of, check.count = "answers", len(found["answers"])
+        assert found["grade"] == "damaged", found["grade"]
+        assert found["answers"] == ["✓ Yes", "✓ Yes", "✗ Yes"], found["answers"]
+        assert "healthy" not in found["text"].lower(), "damage reads healthy"
+        lost = [drawing["lost"] for drawing in found["drawings"] if drawing["place"] == "failing"]
+        assert 120 in lost, lost
     with report.check("page of hostile texts: every text is present") as check:
         opened(page, made["of hostile texts"][1])
         found = page.evaluate("document.body.textContent")
@@ -77,6 +94,19 @@ def contents(page, made, report):
             check.of, check.count = "verdicts", 1
             verdict = page.evaluate("audit.contents().verdict")
             assert verdict == f"{words}, so nothing was judged.", verdict
+
+
+def compared(place, ours, page, made, report):
+    """The page of several runs has the same qualities."""
+    target = place / "compared.html"
+    reports = [made[name][0] for name in ("of all probes", "of damage")]
+    output([ours.weightloom, "sway", "compare", *reports, reports[1], "--plot", target])
+    looked_at(page, "of a comparison", target, report)
+    with report.check("page of a comparison: a point for each run") as check:
+        opened(page, target)
+        check.of, check.count = "points", 3
+        dots = page.evaluate("audit.all('circle.dot').length")
+        assert dots == 3, dots
 
 
 def refused(place, page, source, file, report):

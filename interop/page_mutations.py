@@ -64,8 +64,12 @@ FAULTS = [
      r'class="more" style="left: ([0-9.]+)%; width: [0-9.]+%', r'class="more" style="left: \1%; width: 77%'),
     ("numbers", "noise that is missing", r'<circle class="noise"[^>]*/>', ""),
     ("numbers", "another verdict", r'(<td class="badge [a-z]+">)[a-z]+', r"\1skip"),
-    ("numbers", "another score", r"(Score <strong>)0\.", r"\g<1>1."),
+    ("numbers", "another score", r"(Composite score )0\.", r"\g<1>1."),
     ("numbers", "other words", r"<ins>(?!underlined)", "<ins>never "),
+    ("numbers", "an effect elsewhere", r'class="value" style="left: [0-9.]+%', 'class="value" style="left: 99%'),
+    ("numbers", "another effect", r'(<td class="number">)([-0-9.,]+)(<br><small>\[[^<]*</small></td><td class="number">(?:noise|above|below))', r"\g<1>77\3"),
+    ("numbers", "an item that is missing", r'<circle class="after"[^>]*/>', ""),
+    ("structure", "an answer by colour alone", r'<p class="said">.*?</p>', '<p class="said"></p>'),
 ]
 
 

@@ -20,11 +20,14 @@ class Comparison:
 
     def all(self):
         self.verdict()
+        self.forest()
+        self.items()
         self.categories()
         self.probes()
         self.curves("adapter_ablation", "lambdas", "mean_divergence_per_lambda")
         self.curves("prompt_collapse", "context_lengths", "mean_divergence_per_length")
-        self.bars("section_internalization", "effective_sis", ["per_section"])
+        gain = "own_lift" if self.report["statistics"] == "paired" else "effective_sis"
+        self.bars("section_internalization", gain, ["per_section"])
         self.bars("layers", "share", ["layers", "parts"])
         self.nulls()
         self.generations()
@@ -56,11 +59,69 @@ class Comparison:
     def verdict(self):
         score, wanted = self.report["score"], "There is no score"
         if any(probe["verdict"] not in ("error", "skip") for probe in self.report["probes"]):
-            wanted = f"Score {score['overall']:.2f} of 1 ({score['band']})"
-        self.same("score", self.found["score"].split(". ")[0], wanted)
-        numbers = [int(word) for word in self.found["score"].split(": ")[-1].split() if word.isdigit()]
+            wanted = f"Composite score {score['overall']:.2f} of 1"
+        tally, _, shown = self.found["score"].partition(". ")
+        self.same("score", shown.rstrip("."), wanted)
+        numbers = [int(word) for word in tally.split(": ")[-1].split() if word.isdigit()]
         if self.report["probes"]:
             self.same("tally", sum(numbers), len(self.report["probes"]))
+
+    def forest(self):
+        """Rows of the forest plot, and on which side of the limit each effect is."""
+        table = next(iter(self.tables("effects")), {"rows": [], "columns": [], "values": []})
+        wanted = [probe for probe in self.report["probes"] if probe["raw"] is not None]
+        self.same("rows of the forest plot", len(table["rows"]), len(wanted))
+        places = iter(table["values"])
+        for row, probe in zip(table["rows"], wanted):
+            name, evidence = probe["name"], probe["evidence"]
+            value, _, ends = row[3].partition("[")
+            self.same(f"{name}, effect", value.translate(BARE), unsigned(f"{probe['raw']:.3f}"))
+            self.same(f"{name}, its interval", ends,
+                      "{:.3f}, {:.3f}]".format(*probe["ci_95"]) if probe["ci_95"] else "")
+            noise, limit = evidence.get("null_samples"), evidence.get("raw_limit")
+            if not noise and limit is None:
+                self.same(f"{name}, limit", row[4], "—")
+                continue
+            place = next(places)
+            if noise:
+                below = probe["verdict"] == "pass" and probe["raw"] < min(noise)
+                distance = min(noise) - probe["raw"] if below else probe["raw"] - max(noise)
+            else:
+                distance = probe["raw"] - limit if evidence["raw_passes"] == "above" else limit - probe["raw"]
+            self.count += 1
+            if distance * (place - 50) < 0 or not 0 <= place <= 100:
+                self.faults.append(f"{name}: {probe['raw']} is drawn at {place} %")
+            ends = [*(probe["ci_95"] or []), probe["raw"], 0.0]
+            furthest = max(abs(end - probe["raw"] + distance) if evidence.get("raw_passes") != "below" or noise
+                           else abs(distance - (end - probe["raw"])) for end in ends)
+            if furthest and not (noise and below):
+                self.near(f"{name}, place", f"{place - 50:.2f}", 46 * distance / furthest)
+
+    def items(self):
+        """Every item, as a row and in the drawings of probes that fail."""
+        by_name = {}
+        for table in self.tables("failing") + self.tables("items"):
+            by_name.setdefault(table["caption"].split(": ")[0], table)
+        drawn = self.drawings("failing")
+        failing = []
+        for probe in self.report["probes"]:
+            items = probe["evidence"].get("items") or []
+            if not items:
+                continue
+            if probe["verdict"] in ("fail", "warn"):
+                failing.append(items)
+            if ": " in probe["name"] or probe["name"] not in by_name:
+                continue
+            rows = by_name[probe["name"]]["rows"]
+            self.same(f"{probe['name']}, items", len(rows), len(items))
+            for values, column in ((sorted(item["tuned"] for item in items), 2),
+                                   (sorted(item["base"] for item in items), 1)):
+                shown = sorted((row[column] for row in rows), key=lambda text: float(text.translate(BARE)))
+                for text, value in zip(shown, values):
+                    self.near(f"{probe['name']}, item", text, value)
+        self.same("probes drawn item by item", len(drawn), len(failing))
+        for drawing, items in zip(drawn, failing):
+            self.same("items drawn", max(drawing["after"], drawing["bars"]), len(items))
 
     def categories(self):
         score = self.report["score"]

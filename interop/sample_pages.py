@@ -80,6 +80,34 @@ def hostile(place, ours):
     return shown(place, ours, "hostile-report", found)
 
 
+def damaged(place, ours):
+    """A report that proves damage: most facts lost, neutral text less likely, and a chat with its texts."""
+    report, _ = judged(place, ours, "damage", [
+        {"name": "change", "kind": "delta_kl", "prompts": PROMPTS},
+        {"name": "sections", "kind": "section_internalization"},
+        {"name": "facts", "kind": "calibration_drift"},
+        {"name": "neutral text", "kind": "external_perplexity", "chunk_chars": 256},
+        {"name": "style", "kind": "style_fingerprint", "prompts": PROMPTS, "max_new_tokens": 24},
+    ], SECTIONS)
+    found = json.loads(report.read_text())
+    probes = {probe["name"]: probe for probe in found["probes"]}
+    for name, loss in (("facts", 2.5), ("neutral text", 2.2)):
+        probe = probes[name]
+        items = probe["evidence"]["items"]
+        for number, item in enumerate(items):
+            lost = name == "neutral text" or number < 120
+            item["tuned"] = item["base"] - (loss + number % 7 / 10 if lost else number % 5 / 20)
+        probe |= {"verdict": "fail", "raw": -2.2, "ci_95": [-2.4, -2.0], "score": 0.0}
+    probes["facts"] |= {"raw": 0.6, "ci_95": [0.528, 0.668], "message": "lost 120 of 200 facts; limit 30"}
+    probes["neutral text"]["message"] = "unrelated text lost 2.2 nats per token; limit 0.1"
+    for number, item in enumerate(probes["sections"]["evidence"]["items"]):
+        item["tuned"] = item["base"] * (0.2 + number / 20)
+    # The verdict follows from the records when the report is read.
+    probes["change"] |= {"verdict": "pass", "message": "next-token predictions moved by 0.31 nats; noise by at most 0.02"}
+    probes["sections"] |= {"verdict": "pass", "message": "the loss of sections dropped by 68.6 %; under noise by at most 1.2 %"}
+    return shown(place, ours, "damage-report", found)
+
+
 def failed(place, ours):
     """All probes fail."""
     suite = [{"name": f"{kind} without prompts", "kind": kind}

@@ -24,6 +24,7 @@ mod limit;
 mod tests;
 
 pub use claim::{Change, Claim, Draft, Limit, PairedSettings, Tail};
+pub(crate) use family::holm;
 pub use family::{Concluded, conclude};
 pub(crate) use limit::{mean_above, most_hits, share_below};
 

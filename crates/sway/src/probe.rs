@@ -52,7 +52,9 @@ pub use cluster_kl::ClusterKl;
 pub use context::ProbeContext;
 pub use delta_kl::DeltaKl;
 pub(crate) use evidence::EntryWeight;
-pub use evidence::{Calibration, Evidence, LimitTest, NullComparison, RawInterval, TaughtWordsOnly};
+pub use evidence::{
+    Calibration, Evidence, LimitTest, NullComparison, PassingSide, RawInterval, RawLimit, TaughtWordsOnly,
+};
 pub use external_perplexity::ExternalPerplexity;
 pub use finding::Finding;
 pub use generations::{Generation, Generations};

@@ -145,7 +145,7 @@ fn rank(observed: f64, nulls: &[f64]) -> f64 {
 }
 
 /// Holm's correction.
-fn holm(values: &[Option<f64>]) -> Vec<Option<f64>> {
+pub(crate) fn holm(values: &[Option<f64>]) -> Vec<Option<f64>> {
     let mut order: Vec<usize> = (0..values.len()).filter(|place| values[*place].is_some()).collect();
     let of = |place: usize| values[place].unwrap_or(1.0);
     order.sort_by(|left, right| of(*left).total_cmp(&of(*right)));

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
+mod seeds;
 mod toy;
 
 use serde_json::{Value, json};

@@ -7,7 +7,7 @@ use super::calibration::ending;
 use super::chart::{Chart, Shape};
 use super::evidence::Calibration;
 use super::lookup::{Comparison, all};
-use super::{About, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, RawInterval, Stop};
+use super::{About, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, RawInterval, RawLimit, Stop};
 use crate::backend::Capability;
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
@@ -195,6 +195,7 @@ impl ProbeKind for AdapterAblation {
             passed_saturation: saturates,
             passed_overshoot: overshoots,
         })
+        .with(&RawLimit::above(self.assert_linearity_gte))
         .with(&Calibration::default());
         let at = shape.saturation.map_or_else(|| "nowhere".to_owned(), |strength| format!("at {strength}"));
         Ok(Finding {
@@ -248,7 +249,8 @@ impl ProbeKind for AdapterAblation {
             linearity: raw,
             linearity_per_prompt: Some(each),
         })
-        .with(&RawInterval { raw_ci_95: interval });
+        .with(&RawInterval { raw_ci_95: interval })
+        .with(&RawLimit::above(self.assert_linearity_gte));
         let finding = Finding {
             raw: Some(raw),
             ci_95: interval,
@@ -271,8 +273,8 @@ impl ProbeKind for AdapterAblation {
         }
         Some(Chart {
             about: "Divergence from the base when only a part of the adapter is applied, or more than all \
-                    of it. A steady rise is healthy.",
-            caption: "divergence by strength",
+                    of it. The rise should be steady.",
+            caption: "divergence by strength".to_owned(),
             shape,
         })
     }

@@ -7,8 +7,8 @@ use super::calibration::{Better, calibrate, decide, ending};
 use super::cases::check_cases;
 use super::lookup::{all, both, cut};
 use super::{
-    About, Case, Evidence, FieldProblem, Finding, Generation, Generations, ProbeContext, ProbeKind,
-    RawInterval, Stop,
+    About, Case, Evidence, FieldProblem, Finding, Generation, Generations, ItemResult, ItemResults,
+    ProbeContext, ProbeKind, RawInterval, RawLimit, Stop,
 };
 use crate::backend::Capability;
 use crate::category::Category;
@@ -120,6 +120,10 @@ impl Counted<'_> {
             per_case,
         })
         .with(&Generations::of(all.iter().map(generation)))
+        .with(&ItemResults::higher_is_better(
+            "cosine similarity",
+            all.iter().map(|one| ItemResult::new(one.prompt, one.base_to_gold, one.tuned_to_gold)),
+        ))
     }
 }
 
@@ -199,7 +203,9 @@ impl ProbeKind for AdapterRevert {
         };
         let (z, calibration) = calibrate(context, Self::ABOUT.kind, counted.rate(), Better::Lower);
         let cases = counted.kept.iter().take(SHOWN).map(per_case).collect();
-        let evidence = counted.evidence(Some(cases), &measured).with(&calibration);
+        let limit = self.assert_revert_rate_lt;
+        let evidence =
+            counted.evidence(Some(cases), &measured).with(&RawLimit::below(limit)).with(&calibration);
         let Some(raw) = counted.rate() else {
             return Ok(Finding {
                 score: Some(0.5),
@@ -207,7 +213,6 @@ impl ProbeKind for AdapterRevert {
                 ..Finding::without_number(ProbeVerdict::Warn, BASE_KNOWS_ALL)
             });
         };
-        let limit = self.assert_revert_rate_lt;
         let decision = decide(z, self.assert_z_gte, || (raw < limit, (1.0 - raw / limit).clamp(0.0, 1.0)));
         Ok(Finding {
             score: Some(decision.score),
@@ -241,7 +246,10 @@ impl ProbeKind for AdapterRevert {
         let finding = Finding {
             raw: Some(raw),
             ci_95: Some(interval),
-            evidence: counted.evidence(None, &measured).with(&RawInterval { raw_ci_95: Some(interval) }),
+            evidence: counted
+                .evidence(None, &measured)
+                .with(&RawInterval { raw_ci_95: Some(interval) })
+                .with(&RawLimit::below(self.assert_revert_rate_lt)),
             ..Finding::without_number(
                 ProbeVerdict::Fail,
                 format!("{reverts} of {total} paraphrases revert to the base"),

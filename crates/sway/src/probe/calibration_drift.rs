@@ -5,7 +5,10 @@ use serde::{Deserialize, Serialize};
 
 use super::calibration::{Better, calibrate, decide, ending};
 use super::lookup::{all, continuations, estimated_tokens};
-use super::{About, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, RawInterval, Stop};
+use super::{
+    About, Evidence, FieldProblem, Finding, ItemResult, ItemResults, ProbeContext, ProbeKind, RawInterval,
+    RawLimit, Stop,
+};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::{binomial, mean};
@@ -78,6 +81,8 @@ struct MeanDeltaInterval {
 
 /// Changes of all items, and which are lost.
 struct Drift {
+    /// Log-likelihoods of the base and the fine-tuned model, in nats per token.
+    values: Vec<(f64, f64)>,
     changes: Vec<f64>,
     mean: f64,
     /// Indices of lost items, the worst first.
@@ -99,15 +104,25 @@ impl CalibrationDrift {
     /// The change of the log-likelihood of each completion, in nats per token;
     /// none if there are no items.
     fn measure(&self, context: &ProbeContext<'_>) -> Result<Option<Drift>, Stop> {
-        let changes = all(self.items(context).iter().map(|(prompt, gold)| {
+        let found = all(self.items(context).iter().map(|(prompt, gold)| {
             let (base, tuned) = continuations(context, &prompt.into(), gold)?;
-            Ok::<_, Stop>((tuned - base) / estimated_tokens(gold))
+            let tokens = estimated_tokens(gold);
+            Ok::<_, Stop>(((base / tokens, tuned / tokens), (tuned - base) / tokens))
         }))?;
+        let (values, changes): (Vec<(f64, f64)>, Vec<f64>) = found.into_iter().unzip();
         let Some(mean) = mean(&changes) else { return Ok(None) };
         let mut lost: Vec<usize> =
             (0..changes.len()).filter(|item| changes[*item] < -self.regression_nats).collect();
         lost.sort_by(|left, right| changes[*left].total_cmp(&changes[*right]));
-        Ok(Some(Drift { changes, mean, lost }))
+        Ok(Some(Drift { values, changes, mean, lost }))
+    }
+
+    fn results(&self, items: &[(String, String)], drift: &Drift) -> ItemResults {
+        let item = |((prompt, gold), (base, tuned)): (&(String, String), &(f64, f64))| {
+            ItemResult::new(&format!("{prompt} → {}", gold.trim()), *base, *tuned)
+        };
+        let measured = items.iter().zip(&drift.values).map(item);
+        ItemResults::higher_is_better(ItemResults::NATS_PER_TOKEN, measured).lost_from(self.regression_nats)
     }
 
     fn evidence(&self, context: &ProbeContext<'_>, drift: &Drift, interval: Option<[f64; 2]>) -> Evidence {
@@ -126,6 +141,8 @@ impl CalibrationDrift {
             regression_nats_threshold: self.regression_nats,
         })
         .with(&RawInterval { raw_ci_95: interval })
+        .with(&RawLimit::below(self.assert_fraction_regressed_lt))
+        .with(&self.results(items, drift))
     }
 }
 

@@ -6,7 +6,7 @@ pub struct Chart {
     /// How to read the chart.
     pub about: &'static str,
     /// What it shows, after the name of the entry.
-    pub caption: &'static str,
+    pub caption: String,
     /// The marks.
     pub shape: Shape,
 }

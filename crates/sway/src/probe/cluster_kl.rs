@@ -8,7 +8,8 @@ use super::evidence::Calibration;
 use super::kind::from_pack;
 use super::lookup::{Comparison, all, both, cut};
 use super::{
-    About, Evidence, EvidenceTable, FieldProblem, Finding, ProbeContext, ProbeKind, RawInterval, Stop,
+    About, Evidence, EvidenceTable, FieldProblem, Finding, ItemResults, ProbeContext, ProbeKind, RawInterval,
+    RawLimit, Stop,
 };
 use crate::backend::Capability;
 use crate::category::Category;
@@ -193,7 +194,7 @@ impl ClusterKl {
             let exemplars = members.iter().take(2).map(|i| cut(self.prompts[*i].question(), 120));
             evidence.cluster_exemplars.push(exemplars.collect());
         }
-        Evidence::of(&evidence)
+        Evidence::of(&evidence).with(&ItemResults::divergences(&self.prompts, &topics.divergences))
     }
 }
 
@@ -247,7 +248,10 @@ impl ProbeKind for ClusterKl {
             raw: Some(raw),
             z_score: z,
             ci_95: range,
-            evidence: evidence.with(&RawInterval { raw_ci_95: range }).with(&calibration),
+            evidence: evidence
+                .with(&RawInterval { raw_ci_95: range })
+                .with(&RawLimit::above(self.assert_specificity_gte))
+                .with(&calibration),
             ..Finding::without_number(
                 decision.verdict,
                 format!("{raw:.2} of the variance lies between topics{}", ending(z, Self::ABOUT.kind)),

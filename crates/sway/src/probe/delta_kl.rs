@@ -5,7 +5,9 @@ use serde::{Deserialize, Serialize};
 
 use super::calibration::{Better, calibrate, decide, ending};
 use super::lookup::Comparison;
-use super::{About, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, RawInterval, Stop};
+use super::{
+    About, Evidence, FieldProblem, Finding, ItemResults, ProbeContext, ProbeKind, RawInterval, RawLimit, Stop,
+};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::{DivergenceKind, mean};
@@ -67,6 +69,8 @@ impl DeltaKl {
             num_prompts: self.prompts.len(),
         })
         .with(&RawInterval { raw_ci_95 })
+        .with(&RawLimit::above(self.assert_mean_gte))
+        .with(&ItemResults::divergences(&self.prompts, divergences))
     }
 }
 

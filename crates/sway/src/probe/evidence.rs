@@ -84,6 +84,36 @@ pub struct RawInterval {
     pub raw_ci_95: Option<[f64; 2]>,
 }
 
+/// Where the measured number must lie to pass, for plots.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RawLimit {
+    /// The limit.
+    pub raw_limit: f64,
+    /// The side of the limit that passes.
+    pub raw_passes: PassingSide,
+}
+
+/// The side of a limit that passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)]
+pub enum PassingSide {
+    Above,
+    Below,
+}
+
+impl RawLimit {
+    /// Numbers above the limit pass.
+    pub fn above(raw_limit: f64) -> Self {
+        Self { raw_limit, raw_passes: PassingSide::Above }
+    }
+
+    /// Numbers below the limit pass.
+    pub fn below(raw_limit: f64) -> Self {
+        Self { raw_limit, raw_passes: PassingSide::Below }
+    }
+}
+
 /// z-scores against noise of several ranks, under the reference statistics.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

@@ -5,7 +5,10 @@ use serde::{Deserialize, Serialize};
 
 use super::calibration::{Better, calibrate, decide, ending};
 use super::lookup::{all, both};
-use super::{About, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, RawInterval, Stop};
+use super::{
+    About, Evidence, FieldProblem, Finding, ItemResult, ItemResults, ProbeContext, ProbeKind, RawInterval,
+    RawLimit, Stop,
+};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
@@ -51,8 +54,9 @@ impl Default for ExternalPerplexity {
 }
 
 /// Mean log-likelihood per token of one chunk.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Chunk {
+    text: String,
     pub(super) base: f64,
     pub(super) tuned: f64,
     tokens: usize,
@@ -104,10 +108,10 @@ impl ExternalPerplexity {
     /// Every chunk whose change is finite.
     pub(super) fn measure(&self, context: &ProbeContext<'_>) -> Result<Vec<Chunk>, Stop> {
         let answers = context.answers;
-        let chunks = all(self.texts(context).iter().map(|text| {
+        let chunks = all(self.texts(context).into_iter().map(|text| {
             let (base, tuned) =
-                both(answers.rolling(&context.base, text), answers.rolling(&context.tuned, text))?;
-            Ok::<_, Stop>(Chunk { base: base.mean(), tuned: tuned.mean(), tokens: base.tokens })
+                both(answers.rolling(&context.base, &text), answers.rolling(&context.tuned, &text))?;
+            Ok::<_, Stop>(Chunk { text, base: base.mean(), tuned: tuned.mean(), tokens: base.tokens })
         }))?;
         Ok(chunks.into_iter().filter(|chunk| chunk.change().is_finite()).collect())
     }
@@ -129,7 +133,12 @@ impl ExternalPerplexity {
                 base_mean_logprob_per_tok: base,
                 ft_mean_logprob_per_tok: tuned,
             })
-            .with(&RawInterval { raw_ci_95: interval }),
+            .with(&RawInterval { raw_ci_95: interval })
+            .with(&RawLimit::above(self.assert_mean_delta_gte))
+            .with(&ItemResults::higher_is_better(
+                ItemResults::NATS_PER_TOKEN,
+                chunks.iter().map(|chunk| ItemResult::new(&chunk.text, chunk.base, chunk.tuned)),
+            )),
             ..Finding::without_number(ProbeVerdict::Fail, "")
         }
     }

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How many pairs of texts the evidence shows.
-const SHOWN: usize = 6;
+/// The most pairs of texts in the evidence of a probe.
+const MOST: usize = 100;
 
 /// What both models generated after one prompt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,10 +25,10 @@ pub struct Generations {
 }
 
 impl Generations {
-    /// The first few pairs. Pairs that differ come first.
+    /// The pairs, those that differ first.
     pub(crate) fn of(pairs: impl IntoIterator<Item = Generation>) -> Self {
         let (changed, same): (Vec<_>, Vec<_>) = pairs.into_iter().partition(|pair| pair.base != pair.tuned);
-        Self { generations: changed.into_iter().chain(same).take(SHOWN).collect() }
+        Self { generations: changed.into_iter().chain(same).take(MOST).collect() }
     }
 }
 
@@ -38,7 +38,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn texts_that_differ_come_first_and_not_all_are_kept() {
+    fn texts_that_differ_come_first() {
         let pair = |prompt: usize| Generation {
             prompt: prompt.to_string(),
             base: "the same".to_owned(),
@@ -46,7 +46,7 @@ mod tests {
         };
         let kept = Generations::of((0..12).map(pair));
         let prompts: Vec<&str> = kept.generations.iter().map(|pair| pair.prompt.as_str()).collect();
-        assert_eq!(prompts, ["0", "3", "6", "9", "1", "2"]);
+        assert_eq!(prompts, ["0", "3", "6", "9", "1", "2", "4", "5", "7", "8", "10", "11"]);
         let written = serde_json::to_value(&kept).unwrap();
         assert_eq!(written["generations"][0], json!({"prompt": "0", "base": "the same", "ft": "another"}));
         assert_eq!(serde_json::to_value(Generations::of([])).unwrap(), json!({"generations": []}));

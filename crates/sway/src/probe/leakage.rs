@@ -7,8 +7,8 @@ use super::calibration::{Better, calibrate, decide, ending};
 use super::lookup::{all, both};
 use super::perturbation::Perturbation;
 use super::{
-    About, Evidence, FieldProblem, Finding, Generation, Generations, ProbeContext, ProbeKind, RawInterval,
-    Stop,
+    About, Evidence, FieldProblem, Finding, Generation, Generations, ItemResult, ItemResults, ProbeContext,
+    ProbeKind, RawInterval, RawLimit, Stop,
 };
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
@@ -133,6 +133,20 @@ impl Leakage {
             Ok::<_, Stop>(Recall { section, prefix, written, clean, perturbed })
         }))
     }
+
+    /// What the base recites. Only the fine-tuned model needs changed prompts.
+    fn measure_base<'a>(&self, context: &ProbeContext<'a>) -> Result<Vec<Recall<'a>>, Stop> {
+        let of_base = ProbeContext { tuned: context.base.clone(), ..context.clone() };
+        Self { perturbations: Vec::new(), ..self.clone() }.measure(&of_base)
+    }
+}
+
+/// Recall of each section by the base and the fine-tuned model.
+fn results(recalls: &[Recall<'_>], base: &[Recall<'_>]) -> ItemResults {
+    let item = |(tuned, base): (&Recall<'_>, &Recall<'_>)| {
+        ItemResult::new(&format!("{}: {}", tuned.section.id, tuned.prefix), base.clean, tuned.clean)
+    };
+    ItemResults::lower_is_better("share recited", recalls.iter().zip(base).map(item))
 }
 
 impl ProbeKind for Leakage {
@@ -160,7 +174,7 @@ impl ProbeKind for Leakage {
     }
 
     fn judge(&self, context: &ProbeContext<'_>) -> Result<Finding, Stop> {
-        let recalls = self.measure(context)?;
+        let (recalls, of_base) = both(self.measure(context), self.measure_base(context))?;
         let clean: Vec<f64> = recalls.iter().map(|recall| recall.clean).collect();
         let perturbed: Vec<f64> = recalls.iter().map(Recall::mean_perturbed).collect();
         let (Some(raw), Some(changed)) = (mean(&clean), mean(&perturbed)) else {
@@ -194,7 +208,11 @@ impl ProbeKind for Leakage {
             z_score: z,
             ft_value: Some(lost),
             ci_95: interval,
-            evidence: evidence.with(&RawInterval { raw_ci_95: interval }).with(&calibration),
+            evidence: evidence
+                .with(&RawInterval { raw_ci_95: interval })
+                .with(&RawLimit::below(self.assert_recall_lt))
+                .with(&results(&recalls, &of_base))
+                .with(&calibration),
             ..Finding::without_number(
                 decision.verdict,
                 format!(
@@ -208,10 +226,7 @@ impl ProbeKind for Leakage {
     /// Claims that little of the document is recited. What the base recites as
     /// well was not learned from fine-tuning, and does not count.
     fn draft(&self, context: &ProbeContext<'_>, _paired: &PairedSettings) -> Result<Draft, Stop> {
-        let of_base = ProbeContext { tuned: context.base.clone(), ..context.clone() };
-        // Only the fine-tuned model's recall needs changed prompts.
-        let plain = Self { perturbations: Vec::new(), ..self.clone() };
-        let (recalls, base_recalls) = both(self.measure(context), plain.measure(&of_base))?;
+        let (recalls, base_recalls) = both(self.measure(context), self.measure_base(context))?;
         let clean: Vec<f64> = recalls.iter().map(|recall| recall.clean).collect();
         let base: Vec<f64> = base_recalls.iter().map(|recall| recall.clean).collect();
         let Some(raw) = mean(&clean) else {
@@ -240,6 +255,8 @@ impl ProbeKind for Leakage {
             per_section: recalls.iter().zip(&base).take(SHOWN).map(section).collect(),
         })
         .with(&RawInterval { raw_ci_95: interval })
+        .with(&RawLimit::below(self.assert_recall_lt + mean(&base).unwrap_or(0.0)))
+        .with(&results(&recalls, &base_recalls))
         .with(&Generations::of(recalls.iter().zip(&base_recalls).map(generation)));
         let finding = Finding {
             raw: Some(raw),

@@ -8,7 +8,8 @@ use super::cases::check_cases;
 use super::kind::from_pack;
 use super::lookup::{all, both, completions, cut, estimated_tokens};
 use super::{
-    About, Case, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, RawInterval, Stop, TaughtWordsOnly,
+    About, Case, Evidence, FieldProblem, Finding, ItemResult, ItemResults, ProbeContext, ProbeKind,
+    RawInterval, RawLimit, Stop, TaughtWordsOnly,
 };
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
@@ -99,6 +100,9 @@ struct Gain {
     verbatim: f64,
     /// Mean over the paraphrases.
     paraphrased: f64,
+    /// Log-likelihoods of the answer in the base and the fine-tuned model, after
+    /// the prompts that the intent judges.
+    judged: (f64, f64),
 }
 
 /// The mean gains of all cases.
@@ -123,12 +127,21 @@ impl ParaphraseInvariance {
     fn measure(&self, context: &ProbeContext<'_>) -> Result<Vec<Gain>, Stop> {
         all(self.cases.iter().map(|case| {
             let tokens = estimated_tokens(&case.gold);
-            let gain = |prompt: &Prompt| {
+            let scores = |prompt: &Prompt| {
                 let (base, tuned) = completions(context, prompt, &case.gold)?;
-                Ok::<_, Stop>((tuned - base) / tokens)
+                Ok::<_, Stop>([base / tokens, tuned / tokens, (tuned - base) / tokens])
             };
-            let (verbatim, others) = both(gain(&case.prompt), all(case.paraphrases.iter().map(gain)))?;
-            Ok::<_, Stop>(Gain { verbatim, paraphrased: mean(&others).unwrap_or(0.0) })
+            let (verbatim, others) =
+                both(scores(&case.prompt), all(case.paraphrases.iter().map(|prompt| scores(prompt))))?;
+            let paraphrased = [0, 1, 2].map(|part| {
+                mean(&others.iter().map(|scores| scores[part]).collect::<Vec<_>>()).unwrap_or(0.0)
+            });
+            let judged = if self.intent == Intent::Memorize { verbatim } else { paraphrased };
+            Ok::<_, Stop>(Gain {
+                verbatim: verbatim[2],
+                paraphrased: paraphrased[2],
+                judged: (judged[0], judged[1]),
+            })
         }))
     }
 
@@ -142,6 +155,14 @@ impl ParaphraseInvariance {
                 0.5 * share_of_limit(ratio, self.min_generalization_ratio) + 0.5 * lift_score,
             ),
         }
+    }
+
+    fn results(&self, gains: &[Gain]) -> ItemResults {
+        let item = |(case, gain): (&Case, &Gain)| {
+            let text = format!("{} → {}", case.prompt, case.gold.trim());
+            ItemResult::new(&text, gain.judged.0, gain.judged.1)
+        };
+        ItemResults::higher_is_better(ItemResults::NATS_PER_TOKEN, self.cases.iter().zip(gains).map(item))
     }
 
     fn evidence(&self, means: &Gains, per_case: Vec<CaseEvidence>, interval: Option<[f64; 2]>) -> Evidence {
@@ -202,7 +223,11 @@ impl ProbeKind for ParaphraseInvariance {
             base_value: Some(raw),
             ft_value: Some(others),
             ci_95: interval,
-            evidence: self.evidence(&means, per_case, interval).with(&calibration),
+            evidence: self
+                .evidence(&means, per_case, interval)
+                .with(&RawLimit::above(self.min_verbatim_lift))
+                .with(&self.results(&gains))
+                .with(&calibration),
             ..Finding::without_number(
                 decision.verdict,
                 format!(
@@ -256,7 +281,9 @@ impl ProbeKind for ParaphraseInvariance {
             evidence: self
                 .evidence(&means, per_case, interval)
                 .with(&SurplusEvidence { surplus_ci_95: test.map(|test| test.confidence_interval()) })
-                .with(&TaughtWordsOnly { taught_words_only }),
+                .with(&TaughtWordsOnly { taught_words_only })
+                .with(&RawLimit::above(0.0))
+                .with(&self.results(&gains)),
             ..Finding::without_number(
                 ProbeVerdict::Fail,
                 format!(

@@ -6,7 +6,10 @@ use serde::{Deserialize, Serialize};
 use super::calibration::{Better, calibrate, decide, ending};
 use super::kind::from_pack;
 use super::lookup::{ProbeError, all, both, completions};
-use super::{About, Evidence, Finding, ProbeContext, ProbeKind, RawInterval, Stop, Triple};
+use super::{
+    About, Evidence, Finding, ItemResult, ItemResults, ProbeContext, ProbeKind, RawInterval, RawLimit, Stop,
+    Triple,
+};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
@@ -66,8 +69,10 @@ struct MarginEvidence {
 }
 
 /// How much more likely the better answer is than the worse one, in nats.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 struct Margin {
+    /// The preference in words.
+    item: String,
     base: f64,
     tuned: f64,
 }
@@ -109,6 +114,10 @@ impl Margins {
             dropped_triples: self.dropped.len(),
             dropped_reasons: self.reasons(),
         })
+        .with(&ItemResults::higher_is_better(
+            ItemResults::NATS,
+            self.margins.iter().map(|margin| ItemResult::new(&margin.item, margin.base, margin.tuned)),
+        ))
     }
 
     /// Why there is nothing to judge.
@@ -150,7 +159,12 @@ impl PreferenceFlip {
             );
             match scored {
                 Ok((chosen, rejected)) => {
-                    Ok(Ok(Margin { base: chosen.0 - rejected.0, tuned: chosen.1 - rejected.1 }))
+                    let Triple { prompt, chosen: better, rejected: worse } = &triple;
+                    Ok(Ok(Margin {
+                        item: format!("{prompt} → {}, not {}", better.trim(), worse.trim()),
+                        base: chosen.0 - rejected.0,
+                        tuned: chosen.1 - rejected.1,
+                    }))
                 }
                 Err(Stop::Failed(error)) => Ok(Err(error)),
                 Err(Stop::Pending) => Err(Stop::Pending),
@@ -233,6 +247,7 @@ impl ProbeKind for PreferenceFlip {
             evidence: found
                 .evidence()
                 .with(&FlipEvidence { flip_rate: Some(raw), flipped })
+                .with(&RawLimit::above(limit))
                 .with(&calibration),
             ..Finding::without_number(
                 decision.verdict,
@@ -262,7 +277,8 @@ impl ProbeKind for PreferenceFlip {
                 .evidence()
                 .with(&FlipEvidence { flip_rate, flipped })
                 .with(&MarginEvidence { mean_margin_delta: raw })
-                .with(&RawInterval { raw_ci_95: interval }),
+                .with(&RawInterval { raw_ci_95: interval })
+                .with(&RawLimit::above(0.0)),
             ..Finding::without_number(
                 ProbeVerdict::Fail,
                 format!(

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::calibration::{Better, calibrate, decide, ending};
 use super::chart::{Chart, Shape};
 use super::lookup::{Comparison, all};
-use super::{About, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, RawInterval, Stop};
+use super::{About, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, RawInterval, RawLimit, Stop};
 use crate::backend::Capability;
 use crate::category::Category;
 use crate::chat::Rendering;
@@ -115,6 +115,7 @@ impl PromptCollapse {
             mean_divergence_per_length: means.to_vec(),
             divergence_kind: self.divergence.name().to_owned(),
         })
+        .with(&RawLimit::above(self.assert_half_life_tokens))
     }
 }
 
@@ -217,7 +218,7 @@ impl ProbeKind for PromptCollapse {
         let axes = ["tokens before the prompt", "mean divergence from the base (nats)"];
         Some(Chart {
             about: "Divergence between the models when meaningless tokens precede the prompt.",
-            caption: "divergence by context length",
+            caption: "divergence by context length".to_owned(),
             shape: Shape::curve(&lengths, &found.mean_divergence_per_length, axes)?,
         })
     }

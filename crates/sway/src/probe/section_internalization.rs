@@ -7,7 +7,9 @@ use super::calibration::{Better, calibrate, decide, ending};
 use super::chart::{Chart, ChartBar, Shape};
 use super::external_perplexity::ExternalPerplexity;
 use super::lookup::{all, both, completions, cut, estimated_tokens};
-use super::{About, Evidence, Finding, ProbeContext, ProbeKind, RawInterval, Stop};
+use super::{
+    About, Evidence, Finding, ItemResult, ItemResults, ProbeContext, ProbeKind, RawInterval, RawLimit, Stop,
+};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
@@ -73,8 +75,15 @@ struct SectionEvidence {
     passed: bool,
 }
 
+impl SectionEvidence {
+    /// What readers call the section: its tag, or its id.
+    fn label(&self) -> Option<&str> {
+        [self.tag.as_str(), &self.section_id].into_iter().find(|name| !name.trim().is_empty())
+    }
+}
+
 /// The comparison with neutral text, under paired statistics.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct NeutralEvidence {
     neutral_lift: f64,
     mean_effective_sis: Option<f64>,
@@ -169,6 +178,10 @@ impl SectionInternalization {
     }
 
     fn evidence(&self, per_section: Vec<SectionEvidence>, interval: Option<[f64; 2]>) -> Evidence {
+        let item = |section: &SectionEvidence| {
+            ItemResult::new(section.label().unwrap_or_default(), section.base_nll, section.ft_nll)
+        };
+        let results = ItemResults::lower_is_better(ItemResults::NATS_PER_TOKEN, per_section.iter().map(item));
         let passed = per_section.iter().filter(|section| section.passed).count();
         Evidence::of(&InternalizationEvidence {
             num_sections: per_section.len(),
@@ -177,6 +190,7 @@ impl SectionInternalization {
             per_section,
         })
         .with(&RawInterval { raw_ci_95: interval })
+        .with(&results)
     }
 }
 
@@ -268,11 +282,13 @@ impl ProbeKind for SectionInternalization {
         let finding = Finding {
             raw: Some(raw),
             ci_95: interval,
-            evidence: self.evidence(per_section, interval).with(&NeutralEvidence {
-                neutral_lift: control,
-                mean_effective_sis: mean(&effective),
-                effective_ci_95: mean_interval(&effective, context.seed),
-            }),
+            evidence: self.evidence(per_section, interval).with(&RawLimit::above(0.0)).with(
+                &NeutralEvidence {
+                    neutral_lift: control,
+                    mean_effective_sis: mean(&effective),
+                    effective_ci_95: mean_interval(&effective, context.seed),
+                },
+            ),
             ..Finding::without_number(
                 ProbeVerdict::Fail,
                 format!(
@@ -294,25 +310,36 @@ impl ProbeKind for SectionInternalization {
         Ok(Draft { finding, claim: Claim::Change(change) })
     }
 
+    /// One bar per section, of the number whose mean the probe measures: the gain
+    /// itself, or under the reference statistics the lead over other sections.
     fn chart(evidence: &Evidence, statistics: Statistics) -> Option<Chart> {
         let found: InternalizationEvidence = evidence.read()?;
-        let bar = |section: &SectionEvidence| {
-            let names = [&section.tag, &section.section_id];
-            let label = names.into_iter().find(|name| !name.trim().is_empty())?.clone();
-            Some(ChartBar { label, value: section.effective_sis, interval: None })
+        let value = |section: &SectionEvidence| match statistics {
+            Statistics::Paired => section.own_lift,
+            Statistics::Reference => section.effective_sis,
         };
+        let bar = |section: &SectionEvidence| {
+            Some(ChartBar { label: section.label()?.to_owned(), value: value(section), interval: None })
+        };
+        let average = mean(&found.per_section.iter().map(value).collect::<Vec<_>>())?;
+        let neutral = evidence.read::<NeutralEvidence>().map(|neutral| neutral.neutral_lift);
         Some(Chart {
             about: match statistics {
                 Statistics::Paired => {
-                    "Share of each section's loss that fine-tuning removed, minus that of neutral text. \
-                     Above 0, the section was learned."
+                    "Share of each section's loss that fine-tuning removed. A section was learned if it gained \
+                     and neutral text did not gain as much."
                 }
                 Statistics::Reference => {
                     "Share of each section's loss that fine-tuning removed, minus the mean of the other \
                      sections. Above 0, the section was learned better than the others."
                 }
             },
-            caption: "gain of each section",
+            caption: match neutral {
+                Some(neutral) => {
+                    format!("gain of each section, {average:.3} on average; of neutral text {neutral:.3}")
+                }
+                None => format!("gain of each section, {average:.3} on average"),
+            },
             shape: Shape::Bars {
                 columns: ["section", "gain"],
                 bars: found.per_section.iter().filter_map(bar).collect(),

@@ -5,7 +5,10 @@ use serde::{Deserialize, Serialize};
 
 use super::calibration::{Better, calibrate, decide, ending};
 use super::lookup::{all, both};
-use super::{About, Evidence, Finding, Generation, Generations, ProbeContext, ProbeKind, RawInterval, Stop};
+use super::{
+    About, Evidence, Finding, Generation, Generations, ItemResult, ItemResults, ProbeContext, ProbeKind,
+    RawInterval, RawLimit, Stop,
+};
 use crate::category::Category;
 use crate::numbers::student_t::TTest;
 use crate::numbers::style::{fingerprint, shift};
@@ -77,7 +80,38 @@ struct Texts<'a> {
     tuned: Vec<&'a str>,
 }
 
+impl Texts<'_> {
+    fn fingerprints(&self, left_out: Option<usize>) -> [Vec<f64>; 2] {
+        [&self.base, &self.tuned].map(|texts| {
+            let kept = texts.iter().enumerate().filter(|(index, _)| Some(*index) != left_out);
+            fingerprint(&kept.map(|(_, text)| *text).collect::<Vec<_>>().join("\n")).to_vec()
+        })
+    }
+
+    /// How far the style moved, without one of the texts.
+    fn shift(&self, document: &[f64], left_out: Option<usize>) -> f64 {
+        let [base, tuned] = self.fingerprints(left_out);
+        shift(&base, &tuned, document)
+    }
+
+    /// What each text contributes to the shift, by a jackknife.
+    fn pseudo_values(&self, document: &[f64]) -> Vec<f64> {
+        let (count, raw) = (self.tuned.len(), self.shift(document, None));
+        if count < 2 {
+            return vec![raw];
+        }
+        let pseudo = |index| count as f64 * raw - (count - 1) as f64 * self.shift(document, Some(index));
+        (0..count).map(pseudo).collect()
+    }
+}
+
 impl StyleFingerprint {
+    /// The base is at 0 of the way to the document's style.
+    fn results(&self, pseudo_values: &[f64]) -> ItemResults {
+        let item = |(prompt, value): (&String, &f64)| ItemResult::new(prompt, 0.0, *value);
+        ItemResults::higher_is_better("share of the way", self.prompts.iter().zip(pseudo_values).map(item))
+    }
+
     fn measure<'a>(&self, context: &ProbeContext<'a>) -> Result<Texts<'a>, Stop> {
         let answers = context.answers;
         let generated = all(self.prompts.iter().map(|prompt| {
@@ -156,8 +190,7 @@ impl ProbeKind for StyleFingerprint {
         if texts.tuned.iter().all(|text| text.trim().is_empty()) {
             return Ok(Finding::error("the fine-tuned model generated no text"));
         }
-        let base = fingerprint(&texts.base.join("\n"));
-        let tuned = fingerprint(&texts.tuned.join("\n"));
+        let [base, tuned] = texts.fingerprints(None);
         let document = fingerprint(wanted);
         if tuned.iter().all(|number| number.abs() < 1e-12) {
             return Ok(Finding::error("the fine-tuned model generated no words"));
@@ -169,7 +202,11 @@ impl ProbeKind for StyleFingerprint {
             score: Some(decision.score),
             raw: Some(raw),
             z_score: z,
-            evidence: self.evidence(&texts, [&base, &tuned, &document], raw).with(&calibration),
+            evidence: self
+                .evidence(&texts, [&base, &tuned, &document], raw)
+                .with(&RawLimit::above(self.assert_shift_gte))
+                .with(&self.results(&texts.pseudo_values(&document)))
+                .with(&calibration),
             ..Finding::without_number(
                 decision.verdict,
                 format!("the style moved {raw:+.2} of the way{}", ending(z, Self::ABOUT.kind)),
@@ -188,29 +225,18 @@ impl ProbeKind for StyleFingerprint {
         if texts.tuned.iter().all(|text| text.trim().is_empty()) {
             return Ok(Draft::settled(Finding::error("the fine-tuned model generated no text")));
         }
-        let count = texts.tuned.len();
-        let without = |texts: &[&str], left_out: Option<usize>| {
-            let kept: Vec<&str> =
-                (0..count).filter(|index| Some(*index) != left_out).map(|index| texts[index]).collect();
-            fingerprint(&kept.join("\n"))
-        };
-        let shift_without =
-            |left_out| shift(&without(&texts.base, left_out), &without(&texts.tuned, left_out), &document);
-        let raw = shift_without(None);
-        let pseudo_values: Vec<f64> = if count < 2 {
-            vec![raw]
-        } else {
-            let pseudo = |index| count as f64 * raw - (count - 1) as f64 * shift_without(Some(index));
-            (0..count).map(pseudo).collect()
-        };
+        let raw = texts.shift(&document, None);
+        let pseudo_values = texts.pseudo_values(&document);
         let interval = TTest::of(&pseudo_values).map(|test| test.confidence_interval());
-        let fingerprints = [without(&texts.base, None), without(&texts.tuned, None)];
+        let [base, tuned] = texts.fingerprints(None);
         let finding = Finding {
             raw: Some(raw),
             ci_95: interval,
             evidence: self
-                .evidence(&texts, [&fingerprints[0], &fingerprints[1], &document], raw)
-                .with(&RawInterval { raw_ci_95: interval }),
+                .evidence(&texts, [&base, &tuned, &document], raw)
+                .with(&RawInterval { raw_ci_95: interval })
+                .with(&RawLimit::above(0.0))
+                .with(&self.results(&pseudo_values)),
             ..Finding::without_number(
                 ProbeVerdict::Fail,
                 format!("the style moved {raw:+.2} of the way to the document's"),

@@ -1,11 +1,32 @@
 //! Comparison of several runs.
+//!
+//! Scores follow p-values and saturate: a probe that loses 39 of 200 items and
+//! one that loses 150 both have the lowest. So runs are compared by effects.
+//! All runs of a suite answer the same items, so the difference of two runs is
+//! a paired one: the mean over the common items, with an interval and a test.
+//! A regression is a proven loss larger than a margin, corrected for the number
+//! of probes ([`Effect`]).
+
+mod effect;
+mod margin;
+mod pairing;
+mod table;
+mod trade_off;
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Report, format};
-use crate::record::ProbeVerdict;
+pub use self::effect::{Basis, Effect, LostItems, Outcome};
+pub use self::margin::Margins;
+use self::pairing::Pairing;
+pub use self::trade_off::{Estimate, TradeOff, TradeOffPoint};
+use super::Report;
+use crate::probe::ItemResults;
+use crate::record::{ProbeVerdict, Record};
 
 /// A comparison of several runs, in the given order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,54 +43,77 @@ pub struct Comparison {
     pub deltas: BTreeMap<String, Vec<Option<f64>>>,
     /// Overall scores.
     pub composite_series: Vec<f64>,
-    /// The loss from which a change counts as a regression.
-    pub regression_threshold: f64,
-    /// Regressions of the last run against the one before, the worst first.
+    /// The largest losses that pass.
+    pub margins: Margins,
+    /// What changed from each run to the next.
+    pub steps: Vec<Step>,
+    /// Regressions of the last run against the one before, the surest first.
     pub latest_regressions: Vec<Regression>,
     /// Probes that could not run in the last run, but could in the one before.
     #[serde(default)]
     pub latest_errors: Vec<String>,
+    /// What each run learned and forgot, if its probes measure both.
+    #[serde(default)]
+    pub trade_off: Option<TradeOff>,
     /// What a reader should know.
     #[serde(default)]
     pub notes: Vec<String>,
 }
 
-/// A probe whose score dropped.
+/// What changed from one run to the next.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    /// The name of the first run.
+    pub from: String,
+    /// The name of the second run.
+    pub to: String,
+    /// One for each probe, in the order of the names.
+    pub effects: Vec<Effect>,
+}
+
+/// A probe that became worse.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Regression {
     /// The probe.
     pub name: String,
     /// The change; negative.
     pub delta: f64,
+    /// The unit of the change.
+    pub unit: String,
+    /// The loss in words.
+    pub sentence: String,
 }
 
 impl Comparison {
-    /// The default loss from which a change counts as a regression.
-    pub const DEFAULT_THRESHOLD: f64 = 0.05;
-
-    /// Compares runs with their names. A change of 0 is never a regression.
-    pub fn of(runs: &[(String, Report)], threshold: f64) -> Self {
+    /// Compares runs with their names.
+    ///
+    /// ```
+    /// use weightloom_sway::Report;
+    /// use weightloom_sway::report::compare::{Comparison, Margins};
+    ///
+    /// let runs = ["monday", "tuesday"].map(|name| (name.to_owned(), Report::default()));
+    /// assert!(!Comparison::of(&runs, Margins::default()).is_worse());
+    /// ```
+    pub fn of(runs: &[(String, Report)], margins: Margins) -> Self {
         let names: BTreeSet<&str> =
             runs.iter().flat_map(|(_, run)| run.probes.iter().map(|record| record.name.as_str())).collect();
         let mut scores = BTreeMap::new();
         let mut deltas = BTreeMap::new();
         for name in &names {
-            let series: Vec<Option<f64>> = runs
-                .iter()
-                .map(|(_, run)| {
-                    run.probes.iter().find(|record| record.name == *name).and_then(|record| record.score)
-                })
-                .collect();
+            let series: Vec<Option<f64>> =
+                runs.iter().map(|(_, run)| record(run, name).and_then(|record| record.score)).collect();
             deltas.insert((*name).to_owned(), changes(&series));
             scores.insert((*name).to_owned(), series);
         }
-        let last = |deltas: &Vec<Option<f64>>| deltas.last().copied().flatten();
-        let mut latest: Vec<Regression> = deltas
-            .iter()
-            .filter_map(|(name, deltas)| Some(Regression { name: name.clone(), delta: last(deltas)? }))
-            .filter(|regression| regression.delta < 0.0 && regression.delta <= -threshold)
-            .collect();
-        latest.sort_by(|one, other| one.delta.total_cmp(&other.delta));
+        let step = |pair: &[(String, Report)]| Step {
+            from: pair[0].0.clone(),
+            to: pair[1].0.clone(),
+            effects: Effect::all(
+                names.iter().map(|name| (*name, record(&pair[0].1, name), record(&pair[1].1, name))),
+                &margins,
+            ),
+        };
+        let steps: Vec<Step> = runs.windows(2).map(step).collect();
         Self {
             labels: runs.iter().map(|(label, _)| label.clone()).collect(),
             timestamps: runs.iter().map(|(_, run)| run.started_at.clone()).collect(),
@@ -77,16 +121,23 @@ impl Comparison {
             scores,
             deltas,
             composite_series: runs.iter().map(|(_, run)| run.score.overall).collect(),
-            regression_threshold: threshold,
-            latest_regressions: latest,
+            margins,
+            latest_regressions: steps.last().map(regressions).unwrap_or_default(),
             latest_errors: latest_errors(runs),
-            notes: notes(runs),
+            trade_off: TradeOff::of(runs),
+            notes: notes(runs, &steps),
+            steps,
         }
     }
 
     /// Whether the last run is worse than the one before.
     pub fn is_worse(&self) -> bool {
         !self.latest_regressions.is_empty() || !self.latest_errors.is_empty()
+    }
+
+    /// What changed in the last run.
+    pub fn latest(&self) -> &[Effect] {
+        self.steps.last().map_or(&[], |step| &step.effects)
     }
 
     /// The comparison as JSON, with sorted keys.
@@ -97,66 +148,25 @@ impl Comparison {
         text.push('\n');
         text
     }
+}
 
-    /// The rows of a table: the probe, then scores and changes alternating. The
-    /// last row is the overall score.
-    pub fn rows(&self) -> Vec<Vec<String>> {
-        let row = |name: &str, scores: &[Option<f64>], deltas: &[Option<f64>]| {
-            let mut cells = vec![name.to_owned()];
-            for (index, score) in scores.iter().enumerate() {
-                if index > 0 {
-                    cells.push(change(deltas.get(index - 1).copied().flatten()));
-                }
-                cells.push(format::score(*score));
-            }
-            cells
-        };
-        let mut rows: Vec<Vec<String>> =
-            self.probe_names.iter().map(|name| row(name, &self.scores[name], &self.deltas[name])).collect();
-        let whole: Vec<Option<f64>> = self.composite_series.iter().copied().map(Some).collect();
-        rows.push(row("overall", &whole, &changes(&whole)));
-        rows
-    }
+fn record<'a>(run: &'a Report, name: &str) -> Option<&'a Record> {
+    run.probes.iter().find(|record| record.name == name)
+}
 
-    /// The headings of [`Self::rows`].
-    pub fn columns(&self) -> Vec<String> {
-        let mut columns = vec!["Probe".to_owned()];
-        for (index, label) in self.labels.iter().enumerate() {
-            if index > 0 {
-                columns.push("Δ".to_owned());
-            }
-            columns.push(label.clone());
-        }
-        columns
-    }
-
-    /// The comparison as Markdown.
-    pub fn to_markdown(&self) -> String {
-        let line = |cells: &[String]| {
-            let cells: Vec<String> =
-                cells.iter().map(|cell| cell.replace('|', "\\|").replace('\n', " ")).collect();
-            format!("| {} |\n", cells.join(" | "))
-        };
-        let columns = self.columns();
-        let mut page =
-            format!("# Comparison of runs\n\n{}|---|{}\n", line(&columns), "---:|".repeat(columns.len() - 1));
-        for row in self.rows() {
-            page += &line(&row);
-        }
-        if !self.latest_regressions.is_empty() {
-            page += &format!("\n## Regressions of {} or more in the last run\n\n", self.regression_threshold);
-            for regression in &self.latest_regressions {
-                page += &format!("- {}: {}\n", regression.name, change(Some(regression.delta)));
-            }
-        }
-        for (title, items) in [("Newly failing to run", &self.latest_errors), ("Notes", &self.notes)] {
-            if !items.is_empty() {
-                let lines: Vec<String> = items.iter().map(|item| format!("- {item}\n")).collect();
-                page += &format!("\n## {title}\n\n{}", lines.concat());
-            }
-        }
-        page
-    }
+fn regressions(step: &Step) -> Vec<Regression> {
+    let mut found: Vec<&Effect> =
+        step.effects.iter().filter(|effect| effect.outcome == Outcome::Regression).collect();
+    // Unproven ones, by scores, come last.
+    let surety = |effect: &Effect| effect.p_loss.unwrap_or(1.0);
+    found.sort_by(|one, other| surety(one).total_cmp(&surety(other)));
+    let regression = |effect: &Effect| Regression {
+        name: effect.name.clone(),
+        delta: effect.change.unwrap_or_default(),
+        unit: effect.unit.clone(),
+        sentence: effect.sentence(),
+    };
+    found.into_iter().map(regression).collect()
 }
 
 fn latest_errors(runs: &[(String, Report)]) -> Vec<String> {
@@ -168,69 +178,64 @@ fn latest_errors(runs: &[(String, Report)]) -> Vec<String> {
     errors(last).difference(&errors(before)).cloned().collect()
 }
 
-fn notes(runs: &[(String, Report)]) -> Vec<String> {
-    let ways: Vec<String> = runs.iter().map(|(label, run)| format!("{label}: {}", run.statistics)).collect();
-    let mixed = runs.windows(2).any(|pair| pair[0].1.statistics != pair[1].1.statistics);
-    if mixed {
-        vec![format!(
+fn notes(runs: &[(String, Report)], steps: &[Step]) -> Vec<String> {
+    let mut notes = Vec::new();
+    if runs.windows(2).any(|pair| pair[0].1.statistics != pair[1].1.statistics) {
+        let ways: Vec<String> =
+            runs.iter().map(|(label, run)| format!("{label}: {}", run.statistics)).collect();
+        notes.push(format!(
             "runs used different statistics, so their scores are not comparable ({})",
             ways.join(", ")
-        )]
-    } else {
-        Vec::new()
+        ));
     }
+    let Some(step) = steps.last() else { return notes };
+    let by_scores: Vec<&str> = step
+        .effects
+        .iter()
+        .filter(|effect| effect.basis == Basis::Scores && effect.change.is_some())
+        .map(|effect| effect.name.as_str())
+        .collect();
+    if !by_scores.is_empty() {
+        notes.push(format!(
+            "compared by scores, which are less precise, because they have no items in common: {}",
+            by_scores.join(", ")
+        ));
+    }
+    for effect in &step.effects {
+        for (label, items) in [(&step.from, &effect.only_before), (&step.to, &effect.only_after)] {
+            if !items.is_empty() {
+                let count =
+                    if items.len() == 1 { "1 item".to_owned() } else { format!("{} items", items.len()) };
+                notes.push(format!("{}: {count} only in {label}: {}", effect.name, items.join("; ")));
+            }
+        }
+    }
+    if let [.., (_, before), (last, after)] = runs {
+        let missing: Vec<&str> = before
+            .probes
+            .iter()
+            .filter(|one| record(after, &one.name).is_none())
+            .map(|one| one.name.as_str())
+            .collect();
+        if !missing.is_empty() {
+            notes.push(format!("not in {last}: {}", missing.join(", ")));
+        }
+        notes.extend(other_base(before, after));
+    }
+    notes
+}
+
+/// A note if the base measured other values, so that runs had different bases.
+fn other_base(before: &Report, after: &Report) -> Option<String> {
+    let differs = |one: &&Record| {
+        let items = |record: &Record| record.evidence.read::<ItemResults>();
+        let both = items(one).zip(record(after, &one.name).and_then(items));
+        both.is_some_and(|(before, after)| !Pairing::of(&before, &after).has_equal_bases())
+    };
+    let probe = before.probes.iter().find(differs)?;
+    Some(format!("the base gave other values for {}: the runs had different base models", probe.name))
 }
 
 fn changes(series: &[Option<f64>]) -> Vec<Option<f64>> {
     series.windows(2).map(|pair| Some(pair[1]? - pair[0]?)).collect()
-}
-
-fn change(value: Option<f64>) -> String {
-    value.filter(|value| value.is_finite()).map_or(format::NONE.to_owned(), |value| format!("{value:+.2}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::probe::Finding;
-    use crate::record::Record;
-    use crate::statistics::Statistics;
-
-    fn run(records: &[(&str, ProbeVerdict, Option<f64>)]) -> Report {
-        let record = |(name, verdict, score): &(&str, ProbeVerdict, Option<f64>)| {
-            let made = Finding::error("said").into_record(name, "delta_kl", 0.0);
-            Record { verdict: *verdict, score: *score, ..made }
-        };
-        Report { probes: records.iter().map(record).collect(), ..Report::default() }
-    }
-
-    fn compared(runs: &[Report]) -> Comparison {
-        let runs: Vec<(String, Report)> =
-            runs.iter().enumerate().map(|(at, run)| (format!("run {at}"), run.clone())).collect();
-        Comparison::of(&runs, 0.1)
-    }
-
-    #[test]
-    fn a_probe_that_newly_fails_to_run_is_worse() {
-        let good = run(&[("a", ProbeVerdict::Pass, Some(0.8)), ("b", ProbeVerdict::Error, None)]);
-        let broken = run(&[("a", ProbeVerdict::Error, None), ("b", ProbeVerdict::Error, None)]);
-        let found = compared(&[good.clone(), broken.clone()]);
-        assert!(found.is_worse() && found.latest_regressions.is_empty());
-        assert_eq!(found.latest_errors, ["a"]);
-        assert!(found.to_markdown().contains("## Newly failing to run\n\n- a\n"));
-        // A run whose preflight failed has other names.
-        assert!(compared(&[good.clone(), run(&[("__preflight__", ProbeVerdict::Error, None)])]).is_worse());
-        assert!(!compared(&[broken, good.clone()]).is_worse());
-        assert!(!compared(&[good.clone(), good]).is_worse());
-    }
-
-    #[test]
-    fn different_statistics_are_noted() {
-        let paired = run(&[("a", ProbeVerdict::Pass, Some(0.8))]);
-        let reference = Report { statistics: Statistics::Reference, ..paired.clone() };
-        assert!(compared(&[paired.clone(), paired.clone()]).notes.is_empty());
-        let notes = compared(&[reference, paired]).notes;
-        assert_eq!(notes.len(), 1);
-        assert!(notes[0].contains("run 0: reference, run 1: paired"), "{notes:?}");
-    }
 }

@@ -27,7 +27,7 @@ impl Report {
         property("overall", &format!("{:.4}", self.score.overall));
         property("verdict", self.verdict.label());
         property("headline", &self.sentence());
-        for AnsweredQuestion { question, conclusion } in self.verdict.questions() {
+        for AnsweredQuestion { question, conclusion, .. } in self.verdict.questions() {
             property(question, &conclusion.decision.to_string());
         }
         for (category, score) in &self.score.components {

@@ -34,7 +34,7 @@ impl Report {
             return;
         }
         *page += "| Question | Answer | Evidence |\n|---|---|---|\n";
-        for AnsweredQuestion { question, conclusion } in self.verdict.questions() {
+        for AnsweredQuestion { question, conclusion, .. } in self.verdict.questions() {
             let facts: Vec<String> = conclusion.evidence.iter().map(|fact| cell(fact)).collect();
             *page += &format!("| {question} | {} | {} |\n", conclusion.decision, facts.join("<br>"));
         }

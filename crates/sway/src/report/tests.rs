@@ -5,7 +5,6 @@
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::compare::Comparison;
 use super::golden::{Tolerance, differences};
 use super::trace::TraceSummary;
 use super::*;
@@ -205,40 +204,6 @@ fn golden_reports_may_differ_in_times_and_rounding() {
     assert_eq!(sorted, expected);
     let wide = Tolerance { number: 1e-4, score: 1e-2 };
     assert_eq!(differences(&report, &other, wide).len(), expected.len() - 1);
-}
-
-#[test]
-fn each_run_is_compared_with_the_one_before() {
-    let run = |scores: &[(&str, f64)]| {
-        let probes: Vec<Record> = scores
-            .iter()
-            .map(|(name, score)| record(name, "delta_kl", ProbeVerdict::Pass, Some(*score)))
-            .collect();
-        Report {
-            score: Score::of(&probes, &Weights::defaults(), Statistics::Paired),
-            probes,
-            ..Report::default()
-        }
-    };
-    let runs = [
-        ("one".to_owned(), run(&[("a", 0.5), ("b", 0.9), ("c", 0.9)])),
-        ("two".to_owned(), run(&[("b", 0.9), ("a", 0.3), ("c", 0.4), ("d", 1.0)])),
-    ];
-    let comparison = Comparison::of(&runs, 0.1);
-    assert_eq!(comparison.probe_names, ["a", "b", "c", "d"]);
-    assert_eq!(comparison.scores["d"], [None, Some(1.0)]);
-    assert_eq!(comparison.deltas["d"], [None]);
-    let names: Vec<&str> = comparison.latest_regressions.iter().map(|one| one.name.as_str()).collect();
-    assert_eq!(names, ["c", "a"]);
-    assert_eq!(comparison.rows()[0], ["a", "0.50", "-0.20", "0.30"]);
-    assert_eq!(comparison.rows()[3], ["d", "—", "—", "1.00"]);
-    assert_eq!(comparison.rows().last().unwrap()[0], "overall");
-    assert!(comparison.to_markdown().contains("| Probe | one | Δ | two |\n|---|---:|---:|---:|\n"));
-    // Nothing lost is no regression, however low the bar.
-    let same = Comparison::of(&[runs[0].clone(), runs[0].clone()], 0.0);
-    assert_eq!(same.latest_regressions, []);
-    let back: Value = serde_json::from_str(&comparison.to_json()).unwrap();
-    assert_eq!(back["labels"], json!(["one", "two"]));
 }
 
 #[test]

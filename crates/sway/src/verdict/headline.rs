@@ -7,6 +7,8 @@ use super::{Conclusion, Decision, Grade, Verdict};
 #[allow(missing_docs)]
 pub struct AnsweredQuestion<'a> {
     pub question: &'static str,
+    /// The answer that a reader hopes for.
+    pub hoped: Decision,
     pub conclusion: &'a Conclusion,
 }
 
@@ -59,14 +61,14 @@ impl Verdict {
     /// only where it was tested.
     pub fn questions(&self) -> Vec<AnsweredQuestion<'_>> {
         let mut all = vec![
-            ("Did the model change more than noise?", &self.changed),
-            ("Did it learn what it was trained on?", &self.learned),
+            ("Did the model change more than noise?", Decision::Yes, &self.changed),
+            ("Did it learn what it was trained on?", Decision::Yes, &self.learned),
         ];
         if self.memorized.decision != Decision::NotTested {
-            all.push(("Does it recite what it was trained on?", &self.memorized));
+            all.push(("Does it recite what it was trained on?", Decision::No, &self.memorized));
         }
-        all.push(("Did it lose what it knew?", &self.damaged));
-        let answered = |(question, conclusion)| AnsweredQuestion { question, conclusion };
+        all.push(("Did it lose what it knew?", Decision::No, &self.damaged));
+        let answered = |(question, hoped, conclusion)| AnsweredQuestion { question, hoped, conclusion };
         all.into_iter().map(answered).collect()
     }
 

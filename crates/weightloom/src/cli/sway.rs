@@ -2,6 +2,7 @@
 
 mod backend;
 mod check;
+mod compare;
 mod convert_adapter;
 mod diff;
 mod files;
@@ -21,7 +22,6 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use weightloom::sway::autogen::{Provenance, Subject, autogen};
 use weightloom::sway::quick_check::base_of;
-use weightloom::sway::report::compare::Comparison;
 use weightloom::sway::report::trace::TraceSummary;
 use weightloom::sway::sections::{Document, dlm_adapter};
 
@@ -31,8 +31,7 @@ pub(super) use self::session::{failure, prepare};
 
 use self::files::{TargetError, put, report_of, text_of};
 use super::failure::Failure;
-use super::hub::ArgumentError;
-use super::output::{Output, table};
+use super::output::Output;
 
 #[derive(Subcommand)]
 pub(super) enum SwayCommand {
@@ -68,7 +67,7 @@ pub(super) enum SwayCommand {
     /// Run one suite on two fine-tuned models and compare.
     #[command(after_help = "Examples:
   weightloom sway diff sway.yaml --a runs/1/adapter --b runs/2/adapter
-  weightloom sway diff sway.yaml --a old --b new --fail-on-regression 0.1")]
+  weightloom sway diff sway.yaml --a old --b new --fail-on-regression")]
     Diff(diff::DiffArgs),
 
     /// List the probe kinds, or show the fields of one.
@@ -86,12 +85,14 @@ pub(super) enum SwayCommand {
 
     /// Compare the reports of several runs, oldest first.
     ///
-    /// With `--fail-on-regression`, exits with 1 if a probe lost that much in the last run or newly
-    /// failed to run.
+    /// All runs of a suite answer the same items, so changes are paired: each has an interval, a
+    /// test and its unit. With `--fail-on-regression`, exits with 1 on a proven loss larger than the
+    /// margin, or if a probe newly fails to run.
     #[command(after_help = "Examples:
   weightloom sway compare monday.json tuesday.json
-  weightloom sway compare runs/*.json --fail-on-regression 0.1")]
-    Compare(CompareArgs),
+  weightloom sway compare before.json after.json --fail-on-regression
+  weightloom sway compare step-*.json --plot progress.html")]
+    Compare(compare::CompareArgs),
 
     /// Summarize the trace of a run.
     ///
@@ -141,21 +142,6 @@ pub(super) struct ReportArgs {
     /// Write to this file instead of printing.
     #[arg(long, short, value_hint = ValueHint::FilePath)]
     out: Option<PathBuf>,
-}
-
-#[derive(Args)]
-pub(super) struct CompareArgs {
-    /// Reports, as JSON.
-    #[arg(value_hint = ValueHint::FilePath, num_args = 2.., required = true)]
-    reports: Vec<PathBuf>,
-
-    /// Output format.
-    #[arg(long, value_enum, default_value = "terminal")]
-    format: TableFormat,
-
-    /// Exit with 1 if a probe lost this much in the last run, or newly failed to run; 0 disables.
-    #[arg(long, value_name = "F", default_value_t = 0.0)]
-    fail_on_regression: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -212,7 +198,7 @@ pub(super) fn run(command: &SwayCommand, output: Output) -> Result<ExitCode, Fai
         SwayCommand::Diff(args) => diff::run(args, output),
         SwayCommand::Probes(args) => probes::run(args, output),
         SwayCommand::Report(args) => report(args, output),
-        SwayCommand::Compare(args) => compare(args, output),
+        SwayCommand::Compare(args) => compare::run(args, output),
         SwayCommand::Trace(args) => trace(args, output),
         SwayCommand::Autogen(args) => write_suite(args, output),
         SwayCommand::ConvertAdapter(args) => convert_adapter::run(args, output),
@@ -233,86 +219,6 @@ fn report(args: &ReportArgs, output: Output) -> Result<ExitCode, Failure> {
         Some(file) => put(file, &text),
         None => Output::TEXT.show(&text, |text| text.trim_end().to_owned()),
     }
-}
-
-fn compare(args: &CompareArgs, output: Output) -> Result<ExitCode, Failure> {
-    let limit = LossLimit::of(args.fail_on_regression)?;
-    let mut runs = Vec::new();
-    for (label, file) in labels(&args.reports).into_iter().zip(&args.reports) {
-        runs.push((label, report_of(file)?));
-    }
-    let comparison = Comparison::of(&runs, limit.threshold());
-    let format = if output.is_json() { TableFormat::Json } else { args.format };
-    let text = match format {
-        TableFormat::Json => comparison.to_json(),
-        TableFormat::Markdown => comparison.to_markdown(),
-        TableFormat::Terminal => comparison_text(&comparison),
-    };
-    Output::TEXT.show(&text, |text| text.trim_end().to_owned())?;
-    Ok(limit.exit(&comparison))
-}
-
-/// Labels of files: the file stem, or the whole path where stems are equal.
-fn labels(files: &[PathBuf]) -> Vec<String> {
-    let stem = |file: &PathBuf| file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let label = |file: &PathBuf| {
-        let equal = files.iter().filter(|other| stem(other) == stem(file)).count();
-        if equal > 1 { file.display().to_string() } else { stem(file) }
-    };
-    files.iter().map(label).collect()
-}
-
-/// The loss from which a comparison fails.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum LossLimit {
-    Never,
-    From(f64),
-}
-
-impl LossLimit {
-    /// The value of `--fail-on-regression`.
-    fn of(asked: f64) -> Result<Self, Failure> {
-        match asked {
-            0.0 => Ok(Self::Never),
-            _ if asked > 0.0 && asked <= 1.0 => Ok(Self::From(asked)),
-            _ => {
-                let fact = format!("--fail-on-regression {asked} is outside the range of scores");
-                let fix = Some("give a loss from 0 to 1; 0 disables the check".to_owned());
-                Err(Failure::user(&ArgumentError { fact, fix }))
-            }
-        }
-    }
-
-    /// The loss from which a probe is listed.
-    fn threshold(self) -> f64 {
-        match self {
-            Self::Never => Comparison::DEFAULT_THRESHOLD,
-            Self::From(loss) => loss,
-        }
-    }
-
-    fn exit(self, comparison: &Comparison) -> ExitCode {
-        let failed = self != Self::Never && comparison.is_worse();
-        if failed { ExitCode::from(1) } else { ExitCode::SUCCESS }
-    }
-}
-
-/// A comparison for the terminal.
-fn comparison_text(comparison: &Comparison) -> String {
-    let columns = comparison.columns();
-    let heads: Vec<&str> = columns.iter().map(String::as_str).collect();
-    let numbers: Vec<usize> = (1..heads.len()).collect();
-    let mut table = table(&heads, &numbers);
-    for row in comparison.rows() {
-        table.add_row(row);
-    }
-    let mut lines = vec![table.to_string()];
-    lines.extend(
-        comparison.latest_regressions.iter().map(|one| format!("{} lost {:.2}", one.name, -one.delta)),
-    );
-    lines.extend(comparison.latest_errors.iter().map(|name| format!("{name} could not run")));
-    lines.extend(comparison.notes.iter().map(|note| format!("note: {note}")));
-    lines.join("\n")
 }
 
 fn trace(args: &TraceArgs, output: Output) -> Result<ExitCode, Failure> {

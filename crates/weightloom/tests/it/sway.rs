@@ -303,13 +303,71 @@ fn one_suite_compares_two_adapters() {
         .unwrap();
     assert!(merged.status.success());
     let text = workspace.output(0, &["diff", "sway.yaml", "--a", "adapter", "--b", "adapter"]);
-    assert!(text.contains("0 lost more than 0.10, 0 lost more than 0.20"), "{text}");
+    assert!(text.contains("no proven change") && !text.contains("regression"), "{text}");
     // The same change as a separate model has no noise to compare with.
     let both = workspace.json(0, &["diff", "sway.yaml", "--a", "adapter", "--b", "merged", "--json"]);
     assert_eq!(both["labels"], serde_json::json!(["a", "b"]));
     assert!(
         workspace.output(2, &["diff", "sway.yaml", "--a", "adapter", "--b", "nowhere"]).contains("nowhere")
     );
+}
+
+#[test]
+fn a_proven_loss_between_two_runs_is_a_regression() {
+    let workspace = Workspace::new();
+    let mut report = workspace.json(0, &["run", "sway.yaml", "--only", "change,knowledge", "--json"]);
+    workspace.write("before.json", &report.to_string());
+    let lost = report["probes"].as_array_mut().unwrap();
+    let knowledge = lost.iter_mut().find(|record| record["name"] == "knowledge").unwrap();
+    let items = knowledge["evidence"]["items"].as_array_mut().unwrap();
+    assert_eq!(items.len(), 10);
+    for item in items {
+        item["tuned"] = (item["tuned"].as_f64().unwrap() - 2.0).into();
+    }
+    workspace.write("after.json", &report.to_string());
+    let both = ["compare", "before.json", "after.json"];
+    let said = "regression: knowledge: lost 2.000 nats per token, 95 % interval [2.000, 2.000]; margin 0.";
+    let text = workspace.output(0, &both);
+    assert!(text.contains(said) && text.contains("→ 10 of 10 items lost"), "{text}");
+    let found = workspace.json(1, &[&both[..], &["--json", "--fail-on-regression"]].concat());
+    assert_eq!(found["latest_regressions"][0]["name"], "knowledge");
+    assert_eq!(found["steps"][0]["effects"][1]["outcome"], "regression");
+    // A margin that the loss does not exceed.
+    workspace.output(0, &[&both[..], &["--fail-on-regression", "3"]].concat());
+    workspace.output(0, &["compare", "after.json", "before.json", "--fail-on-regression"]);
+    let markdown = workspace.output(0, &[&both[..], &["--format", "markdown"]].concat());
+    assert!(
+        markdown.contains("| Probe | Unit | before | after | Change | 95 % | p | Result |"),
+        "{markdown}"
+    );
+    let error = workspace.output(2, &[&both[..], &["--plot", "plot.png"]].concat());
+    assert!(error.contains("unknown file type") && error.contains("hint: name a file"), "{error}");
+    assert!(
+        workspace.output(2, &[&both[..], &["--plot", "plot.svg"]].concat()).contains("no run measured both")
+    );
+}
+
+#[test]
+fn checkpoints_are_plotted() {
+    let workspace = Workspace::new();
+    workspace.suite(
+        "learning.yaml",
+        "  - {name: sections, kind: section_internalization}\n  - {name: neutral, kind: external_perplexity, \
+         max_chunks: 3, chunk_chars: 128}\n",
+    );
+    workspace.output(0, &["run", "learning.yaml", "--json", "one.json"]);
+    for name in ["two.json", "three.json"] {
+        std::fs::copy(workspace.file("one.json"), workspace.file(name)).unwrap();
+    }
+    for plot in ["plot.svg", "plot.html"] {
+        workspace.output(0, &["compare", "one.json", "two.json", "three.json", "--plot", plot]);
+        let drawn = workspace.read(plot);
+        assert_eq!(drawn.matches("<circle class=\"dot\"").count(), 3, "{drawn}");
+        assert!(
+            drawn.contains("nats per token lost on neutral text") && !drawn.contains("<script"),
+            "{drawn}"
+        );
+    }
 }
 
 #[test]
@@ -409,9 +467,9 @@ fn mistakes_of_the_command_line_are_reported_first() {
         ),
         ("no such folder `nowhere`", &["gate", "--same", "model", "model", "--adapter", "nowhere"]),
         ("not an adapter", &["gate", "--same", "model", "model", "--adapter", "model"]),
-        ("NaN is outside the range", &["compare", "run.json", "run.json", "--fail-on-regression", "nan"]),
+        ("use a number of at least 0", &["compare", "run.json", "run.json", "--fail-on-regression", "nan"]),
         (
-            "-1 is outside the range",
+            "use a number of at least 0",
             &["diff", "sway.yaml", "--a", "x", "--b", "y", "--fail-on-regression=-1"],
         ),
         ("no such folder `nowhere`", &["diff", "sway.yaml", "--a", "adapter", "--b", "nowhere"]),

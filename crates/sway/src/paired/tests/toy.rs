@@ -59,6 +59,16 @@ pub(super) fn noise(size: f64, generator: &mut Pcg64) -> Matrix {
     scaled(&product, size / length)
 }
 
+/// How to train.
+#[derive(Clone, Copy)]
+pub(super) struct Recipe {
+    pub(super) steps: usize,
+    pub(super) rate: f64,
+    /// Deviation of the first factor's weights. From small ones, training finds
+    /// the same directions whatever the seed, as it does in large models.
+    pub(super) init: f64,
+}
+
 pub(super) struct Toy {
     features: Matrix,
     weights: Matrix,
@@ -121,6 +131,12 @@ impl Toy {
     /// Makes a text more likely (or less, with a negative rate) by a change of
     /// rank 2, as training an adapter does.
     pub(super) fn train(&mut self, text: &str, steps: usize, rate: f64, generator: &mut Pcg64) {
+        self.train_by(text, &Recipe { steps, rate, init: 0.3 }, generator);
+    }
+
+    /// The same by any recipe.
+    pub(super) fn train_by(&mut self, text: &str, recipe: &Recipe, generator: &mut Pcg64) {
+        let Recipe { steps, rate, init } = *recipe;
         let letters = letters(text);
         // How often each letter follows each.
         let mut counts = vec![vec![0.0; LETTERS]; LETTERS];
@@ -128,7 +144,7 @@ impl Toy {
             counts[pair[0]][pair[1]] += 1.0;
         }
         let mut factors =
-            Factors { down: random(FEATURES, RANK, 0.3, generator), up: vec![vec![0.0; LETTERS]; RANK] };
+            Factors { down: random(FEATURES, RANK, init, generator), up: vec![vec![0.0; LETTERS]; RANK] };
         for _ in 0..steps {
             let change = factors.product();
             let mut gradient = vec![vec![0.0; LETTERS]; FEATURES];

@@ -34,7 +34,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    fn plain(name: impl Into<String>, number: String) -> Self {
+    pub(super) fn plain(name: impl Into<String>, number: String) -> Self {
         Self { name: name.into(), numbers: vec![number], bar: None }
     }
 }

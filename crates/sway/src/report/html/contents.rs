@@ -2,9 +2,12 @@
 
 use serde::Serialize;
 
+use super::banner::Banner;
 use super::chart::{Figure, charts};
+use super::forest::{ForestRow, forest};
+use super::item_chart::{self, ItemTable};
 use super::text_diff::{TextPair, text_pairs};
-use crate::record::{ProbeVerdict, Record};
+use crate::record::Record;
 use crate::report::{Report, format};
 
 /// How much the page shows.
@@ -16,6 +19,8 @@ pub(super) struct Limits {
     pub charts: usize,
     /// Bars or points per chart.
     pub marks: usize,
+    /// Items in the table of a probe.
+    pub items: usize,
     /// Pairs of generated texts.
     pub generations: usize,
     /// Characters per text.
@@ -24,10 +29,12 @@ pub(super) struct Limits {
 
 impl Limits {
     /// From generous to sparse; the last fit any report.
-    pub(super) const ALL: [Self; 3] = [
-        Self { probes: 200, charts: 12, marks: 80, generations: 16, letters: 1500 },
-        Self { probes: 100, charts: 6, marks: 40, generations: 6, letters: 600 },
-        Self { probes: 40, charts: 3, marks: 16, generations: 2, letters: 160 },
+    pub(super) const ALL: [Self; 5] = [
+        Self { probes: 1000, charts: 100, marks: 400, items: 1000, generations: 100, letters: 3000 },
+        Self { probes: 400, charts: 40, marks: 200, items: 200, generations: 40, letters: 1500 },
+        Self { probes: 200, charts: 12, marks: 80, items: 40, generations: 16, letters: 800 },
+        Self { probes: 100, charts: 6, marks: 40, items: 12, generations: 6, letters: 400 },
+        Self { probes: 40, charts: 3, marks: 16, items: 4, generations: 2, letters: 160 },
     ];
 }
 
@@ -36,28 +43,21 @@ impl Limits {
 pub(super) struct Contents {
     pub base: String,
     pub adapter: String,
-    pub verdict: Statement,
+    pub banner: Banner,
     pub facts: Vec<(String, String)>,
     pub components: Vec<Component>,
     pub findings: Vec<String>,
+    pub forest: Vec<ForestRow>,
+    pub failing: Vec<Figure>,
     pub charts: Vec<Group>,
+    /// The first few, then the others, which are folded.
     pub generations: Vec<TextPair>,
+    pub items: Vec<ItemTable>,
     pub probes: Vec<Probe>,
     pub tested: bool,
     pub lists: Vec<(String, Vec<String>)>,
     pub cut: Vec<String>,
     pub version: String,
-}
-
-/// The verdict.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Statement {
-    pub sentence: String,
-    /// None if no probe ran, where 0 would be misleading.
-    pub score: Option<String>,
-    pub band: String,
-    /// Counts of verdicts, in words.
-    pub tally: String,
 }
 
 /// The score of a category.
@@ -111,47 +111,21 @@ impl Contents {
         Self {
             base,
             adapter,
-            verdict: statement(report),
+            banner: Banner::of(report, limits),
             facts: facts(report, limits),
             components: components(report),
             findings: report.score.findings.iter().map(|text| cropped(text, limits.letters)).collect(),
+            forest: forest(report, limits),
+            failing: item_chart::failing(report, limits),
             charts,
             generations,
+            items: item_chart::others(report, limits),
             probes: report.probes.iter().take(limits.probes).map(|record| probe(record, limits)).collect(),
             tested: report.probes.iter().any(|record| record.p_value.is_some()),
             lists: lists(report, limits),
             cut,
             version: cropped(&report.sway_version, 40),
         }
-    }
-}
-
-/// The verdict in words.
-fn statement(report: &Report) -> Statement {
-    let number = |verdict| report.probes.iter().filter(|record| record.verdict == verdict).count();
-    let words = [
-        (ProbeVerdict::Pass, "passed"),
-        (ProbeVerdict::Fail, "failed"),
-        (ProbeVerdict::Warn, "with warnings"),
-        (ProbeVerdict::Inconclusive, "inconclusive"),
-        (ProbeVerdict::Error, "could not run"),
-        (ProbeVerdict::Skip, "skipped"),
-    ];
-    let parts: Vec<String> = words
-        .into_iter()
-        .filter(|(verdict, _)| number(*verdict) > 0)
-        .map(|(verdict, word)| format!("{} {word}", number(verdict)))
-        .collect();
-    let probes = match report.probes.len() {
-        1 => "1 probe".to_owned(),
-        many => format!("{many} probes"),
-    };
-    let tally = if parts.is_empty() { probes } else { format!("{probes}: {}", parts.join(", ")) };
-    Statement {
-        sentence: report.sentence(),
-        score: report.has_results().then(|| format::score(Some(report.score.overall))),
-        band: report.score.band.to_string(),
-        tally,
     }
 }
 
@@ -246,7 +220,7 @@ fn lists(report: &Report, limits: Limits) -> Vec<(String, Vec<String>)> {
         ("Null distributions without variance", report.degenerate()),
     ] {
         if !items.is_empty() {
-            let items = items.iter().take(40).map(|item| cropped(item, limits.letters)).collect();
+            let items = items.iter().take(limits.marks).map(|item| cropped(item, limits.letters)).collect();
             lists.push((title.to_owned(), items));
         }
     }

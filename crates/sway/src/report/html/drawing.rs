@@ -10,7 +10,7 @@ use super::chart::short;
 use super::scale::Scale;
 use crate::report::junit::escaped;
 
-const WIDTH: f64 = 480.0;
+pub(super) const WIDTH: f64 = 480.0;
 /// The font size in a narrow window, set by `style.css`.
 const FONT_SIZE: f64 = 16.0;
 
@@ -36,7 +36,7 @@ pub(super) struct Spread<'a> {
 }
 
 /// Alignment of a text.
-enum Anchor {
+pub(super) enum Anchor {
     Start,
     Middle,
     End,
@@ -57,7 +57,7 @@ impl Anchor {
     }
 }
 
-fn open(id: &str, title: &str, about: &str, height: f64) -> String {
+pub(super) fn open(id: &str, title: &str, about: &str, height: f64) -> String {
     format!(
         "<svg viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" aria-labelledby=\"{id}-title {id}-about\">\
          <title id=\"{id}-title\">{}</title><desc id=\"{id}-about\">{}</desc>",
@@ -66,7 +66,7 @@ fn open(id: &str, title: &str, about: &str, height: f64) -> String {
     )
 }
 
-fn text(svg: &mut String, x: f64, y: f64, anchor: &Anchor, words: &str) {
+pub(super) fn text(svg: &mut String, x: f64, y: f64, anchor: &Anchor, words: &str) {
     // Writing to a string cannot fail.
     let _ = write!(
         svg,
@@ -76,18 +76,18 @@ fn text(svg: &mut String, x: f64, y: f64, anchor: &Anchor, words: &str) {
     );
 }
 
-fn line(svg: &mut String, class: &str, [x1, y1, x2, y2]: [f64; 4]) {
+pub(super) fn line(svg: &mut String, class: &str, [x1, y1, x2, y2]: [f64; 4]) {
     let _ =
         write!(svg, "<line class=\"{class}\" x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\"/>");
 }
 
 /// The approximate width of a text.
-fn width_of(words: &str) -> f64 {
+pub(super) fn width_of(words: &str) -> f64 {
     words.chars().count() as f64 * FONT_SIZE * 0.6
 }
 
 /// Numbers below an axis, as many as fit without overlap.
-fn numbers_below(svg: &mut String, scale: &Scale, values: impl Iterator<Item = f64>, y: f64) {
+pub(super) fn numbers_below(svg: &mut String, scale: &Scale, values: impl Iterator<Item = f64>, y: f64) {
     let mut free = f64::NEG_INFINITY;
     for value in values {
         let (place, number) = (scale.at(value), short(value));

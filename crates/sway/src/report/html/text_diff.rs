@@ -15,7 +15,10 @@ pub(super) struct TextPair {
     /// The number of the text among those of the probe, from 1.
     pub number: usize,
     pub prompt: String,
-    pub parts: Vec<DiffPart>,
+    /// What the base generates, and what it has alone.
+    pub base: Vec<DiffPart>,
+    /// The same of the fine-tuned model.
+    pub tuned: Vec<DiffPart>,
     /// How much is equal, in words.
     pub same: String,
 }
@@ -52,11 +55,17 @@ pub(super) fn text_pairs(report: &Report, limits: Limits, cut: &mut Vec<String>)
                 number: place + 1,
                 prompt: cropped(&pair.prompt, limits.letters),
                 same: same(&parts),
-                parts,
+                base: side(&parts, Side::Tuned),
+                tuned: side(&parts, Side::Base),
             });
         }
     }
     all
+}
+
+/// The parts of one text: all but those that only the other has.
+fn side(parts: &[DiffPart], other: Side) -> Vec<DiffPart> {
+    parts.iter().filter(|part| part.side != other).cloned().collect()
 }
 
 /// How much of two texts is equal.

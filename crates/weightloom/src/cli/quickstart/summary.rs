@@ -93,7 +93,7 @@ pub(super) fn judged(verdict: &Judgement) -> String {
         format!("5. Judged the adapter with {}, {:.1} s:", verdict.suite.display(), verdict.seconds),
         format!("   {}", verdict.headline),
     ];
-    for AnsweredQuestion { question, conclusion } in verdict.verdict.questions() {
+    for AnsweredQuestion { question, conclusion, .. } in verdict.verdict.questions() {
         let fact = conclusion.evidence.first().map_or(String::new(), |fact| format!(" ({fact})"));
         lines.push(format!("   {question} {}{fact}", conclusion.decision));
     }

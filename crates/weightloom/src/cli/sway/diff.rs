@@ -12,12 +12,9 @@ use super::super::failure::Failure;
 use super::super::hub::HubArgs;
 use super::super::output::Output;
 use super::backend::build;
+use super::compare::{RegressionArgs, comparison_text};
 use super::judge_args::{read_suite, statistics};
 use super::session::{CacheUse, prepare, run as run_suite};
-use super::{LossLimit, comparison_text};
-
-/// Losses of a score that are counted.
-const LOSSES: [f64; 2] = [0.10, 0.20];
 
 #[derive(Args)]
 pub(in crate::cli) struct DiffArgs {
@@ -41,34 +38,26 @@ pub(in crate::cli) struct DiffArgs {
     #[arg(long, value_parser = statistics())]
     statistics: Option<Statistics>,
 
-    /// Exit with 1 if a probe scores this much lower for B, or newly fails to run; 0 disables.
-    #[arg(long, value_name = "F", default_value_t = 0.0)]
-    fail_on_regression: f64,
+    #[command(flatten)]
+    regression: RegressionArgs,
 
     #[command(flatten)]
     hub: HubArgs,
 }
 
 pub(super) fn run(args: &DiffArgs, output: Output) -> Result<ExitCode, Failure> {
-    let limit = LossLimit::of(args.fail_on_regression)?;
     // Check both before asking either.
     let (first, second) = (prepared(args, &args.a, output)?, prepared(args, &args.b, output)?);
     let runs = [("a", judged(first, output)?), ("b", judged(second, output)?)]
         .map(|(label, report)| (label.to_owned(), report));
-    let comparison = Comparison::of(&runs, limit.threshold());
+    let comparison = Comparison::of(&runs, args.regression.margins());
     if output.is_json() {
         Output::TEXT.show(&comparison.to_json(), |text| text.trim_end().to_owned())?;
     } else {
-        let lost = |least: f64| {
-            let pairs = runs[0].1.probes.iter().zip(&runs[1].1.probes);
-            pairs.filter(|(a, b)| a.score.zip(b.score).is_some_and(|(a, b)| a - b > least)).count()
-        };
-        let counts = LOSSES.map(|least| format!("{} lost more than {least:.2}", lost(least)));
         let mut lines = vec![
             format!("a  {}", args.a.display()),
             format!("b  {}", args.b.display()),
             comparison_text(&comparison),
-            counts.join(", "),
         ];
         for (label, report) in &runs {
             let failed = report.probes.iter().filter(|record| record.verdict == ProbeVerdict::Error);
@@ -81,7 +70,7 @@ pub(super) fn run(args: &DiffArgs, output: Output) -> Result<ExitCode, Failure> 
     if runs.iter().any(|(_, report)| report.preflight_failed()) {
         return Ok(ExitCode::from(1));
     }
-    Ok(limit.exit(&comparison))
+    Ok(args.regression.exit(&comparison))
 }
 
 /// The suite with another fine-tuned model, and its backend.

@@ -94,7 +94,7 @@ fn questions(report: &Report) -> String {
     let questions = report.verdict.questions();
     let width = questions.iter().map(|one| one.question.chars().count()).max().unwrap_or(0);
     let mut lines = Vec::new();
-    for AnsweredQuestion { question, conclusion } in questions {
+    for AnsweredQuestion { question, conclusion, .. } in questions {
         lines.push(format!("{question:width$}  {}", conclusion.decision));
         lines.extend(conclusion.evidence.iter().map(|fact| format!("    {}", flat(fact))));
     }
