@@ -395,7 +395,7 @@ fn available_data_has_an_order_digest() {
         data: Some(&loader),
     };
     let digest = loader.order_digest(3, ROWS);
-    assert_eq!(run(&settings).unwrap().data, DataReport::Order { steps: 3, digest });
+    assert_eq!(run(&settings).unwrap().data, DataReport::Order { steps: 3, digest, summary: None });
     let without = run(&DryRunSettings { data: None, ..settings }).unwrap();
     assert_eq!(without.data, DataReport::NotAvailable);
 }
