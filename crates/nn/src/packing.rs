@@ -57,8 +57,7 @@ impl PackedDocuments {
         let [cos, sin] = rope.tables(0..longest, device)?;
         let pairs = cos.shape()[1];
         let with_pairs = |shape: &Shape| Shape::new(&[shape[0], shape[1], pairs]);
-        let (local, shape) =
-            (with_pairs(self.starts.to_local().shape())?, with_pairs(self.starts.shape())?);
+        let (local, shape) = (with_pairs(self.starts.to_local().shape())?, with_pairs(self.starts.shape())?);
         let by_token = |table: Tensor| self.wrap(table.index_select(0, &ids)?.reshape(&local)?, &shape);
         Ok([by_token(cos)?, by_token(sin)?])
     }

@@ -255,7 +255,9 @@ fn attention_within_documents() {
     let inputs = [values(&[2, 2, 5, 4], 1), values(&[2, 1, 5, 4], 2), values(&[2, 1, 5, 4], 3)];
     let starts = Tensor::from_slice(&[0i64, 0, 2, 2, 2, 0, 1, 1, 1, 4], &[2, 5]).unwrap();
     let causal = Attention { causal: true, ..Attention::default() };
-    for options in [causal, Attention::default(), Attention { window: Some(2), soft_cap: Some(0.7), ..causal }] {
+    for options in
+        [causal, Attention::default(), Attention { window: Some(2), soft_cap: Some(0.7), ..causal }]
+    {
         check("document attention", &inputs, |x| x[0].document_attention(&x[1], &x[2], &starts, options));
     }
 }

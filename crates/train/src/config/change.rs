@@ -93,7 +93,9 @@ pub(crate) fn to_value(config: &Config) -> Value {
 }
 
 fn effect(key: &str, was: Option<&Value>, is: Option<&Value>) -> ChangeEffect {
-    let within = |section: &&str| key.strip_prefix(**section).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    let within = |section: &str| {
+        key.strip_prefix(section).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    };
     let extended = || {
         let number = |value: Option<&Value>| value.and_then(Value::as_u64);
         matches!((number(was), number(is)), (Some(was), Some(is)) if is > was)

@@ -47,7 +47,8 @@ impl Loader {
             let mut from = 0;
             for part in sample.mask.chunk_by(|one, next| one == next) {
                 let tokens = &sample.tokens[from..from + part.len()];
-                passages.push(Passage { text: tokenizer.decode(tokens, SpecialText::Keep), trained: part[0] });
+                passages
+                    .push(Passage { text: tokenizer.decode(tokens, SpecialText::Keep), trained: part[0] });
                 from += part.len();
             }
             examples.push(Example {

@@ -17,7 +17,8 @@ fn is_adapted(lora: &LoraConfig, name: &str, shape: &Shape) -> bool {
     let fits = |module: &str, target: &str| {
         module.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
     };
-    let module = name.strip_suffix(".weight").filter(|_| shape.ndim() == 2 && !name.starts_with("model.embed"));
+    let module =
+        name.strip_suffix(".weight").filter(|_| shape.ndim() == 2 && !name.starts_with("model.embed"));
     module.is_some_and(|module| lora.target_modules.iter().any(|target| fits(module, target)))
 }
 

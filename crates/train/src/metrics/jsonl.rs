@@ -177,7 +177,8 @@ mod tests {
         file.record(&record(4)).unwrap();
         drop(file);
         let text = fs::read_to_string(&path).unwrap();
-        let line = "{\"step\":3,\"event\":\"estimate\",\"measured_steps\":3,\"steps_left\":4,\"seconds_left\":0.5}";
+        let line =
+            "{\"step\":3,\"event\":\"estimate\",\"measured_steps\":3,\"steps_left\":4,\"seconds_left\":0.5}";
         assert_eq!(text.lines().next(), Some(line));
         // A reader of records ignores it, and a run that repeats step 3 writes it again.
         assert_eq!(steps(&path), [3, 4]);

@@ -86,17 +86,17 @@ impl HeldOut {
         let seed = config.train.seed;
         let mut samples = Vec::with_capacity(self.prompts.len());
         for (prompt, tokens) in &self.prompts {
-        let request = GenerateRequest {
-            prompts: vec![tokens.clone()],
-            max_new_tokens,
-            sampling: Sampling { temperature, seed, ..Sampling::default() },
-            stop_tokens: tokenizer.eos().to_vec(),
-            ..GenerateRequest::default()
-        };
-        let adapter = stage.adapter.as_ref().map(|adapter| (adapter, 1.0));
-        let made = no_grad(|| Generation::new(&stage.decoder, adapter, request)?.run())?;
-        let tokens = made.into_iter().next().map(|made| made.tokens).unwrap_or_default();
-        samples.push((prompt.clone(), tokenizer.decode(&tokens, SpecialText::Skip)));
+            let request = GenerateRequest {
+                prompts: vec![tokens.clone()],
+                max_new_tokens,
+                sampling: Sampling { temperature, seed, ..Sampling::default() },
+                stop_tokens: tokenizer.eos().to_vec(),
+                ..GenerateRequest::default()
+            };
+            let adapter = stage.adapter.as_ref().map(|adapter| (adapter, 1.0));
+            let made = no_grad(|| Generation::new(&stage.decoder, adapter, request)?.run())?;
+            let tokens = made.into_iter().next().map(|made| made.tokens).unwrap_or_default();
+            samples.push((prompt.clone(), tokenizer.decode(&tokens, SpecialText::Skip)));
         }
         Ok(samples)
     }

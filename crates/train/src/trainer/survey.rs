@@ -44,7 +44,7 @@ pub(super) fn survey(
         return Err(error);
     }
     // Every rank learns of a failure; the rank with the file reports it.
-    let all = gang.all_gather_objects(&measured.as_ref().map_err(|error| with_sources(error)))?;
+    let all = gang.all_gather_objects(&measured.clone().map_err(|error| with_sources(&error)))?;
     measured?;
     let parts: Result<Vec<_>, String> = all.into_iter().collect();
     let (data, count) = loader.summarize(parts.map_err(|reason| TrainError::Counting { reason })?)?;

@@ -52,8 +52,7 @@ pub(super) fn run(command: &DataCommand, output: Output) -> Result<ExitCode, Fai
     let config = read_file(&args.file, &args.overrides, &variable)
         .map_err(|error| Failure::user(&TrainError::from(error)))?;
     let downloads = Downloads::new(output);
-    let preview =
-        preview_data(&config, &args.hub.hub()?, &SpecRegistry::new(), args.examples, &downloads)?;
+    let preview = preview_data(&config, &args.hub.hub()?, &SpecRegistry::new(), args.examples, &downloads)?;
     let colour = if std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none() {
         Colour::On
     } else {
@@ -70,7 +69,8 @@ enum Colour {
 }
 
 fn render(preview: &DataPreview, colour: Colour) -> String {
-    let mut parts: Vec<String> = preview.examples.iter().map(|example| self::example(example, colour)).collect();
+    let mut parts: Vec<String> =
+        preview.examples.iter().map(|example| self::example(example, colour)).collect();
     parts.push(histogram(&preview.summary.lengths));
     parts.push(summary_lines(&preview.summary).join("\n"));
     parts.join("\n\n")
@@ -78,11 +78,9 @@ fn render(preview: &DataPreview, colour: Colour) -> String {
 
 fn example(example: &Example, colour: Colour) -> String {
     let used = match example.status {
-        DocumentStatus::Whole => format!(
-            "{}, {} trained",
-            counted(example.tokens, "token"),
-            example.trained_tokens
-        ),
+        DocumentStatus::Whole => {
+            format!("{}, {} trained", counted(example.tokens, "token"), example.trained_tokens)
+        }
         DocumentStatus::Truncated => format!(
             "truncated from {} to {}, {} trained",
             example.full_length,
@@ -164,7 +162,8 @@ fn dropped_line(dropped: &[DroppedDocuments]) -> Option<String> {
 
 /// The documents that a run has read, for people.
 pub(super) fn read_lines(name: &str, read: &DocumentsRead) -> Vec<String> {
-    let mut lines = vec![format!("{name}: {} read, {} used", counted(read.read as usize, "document"), read.used)];
+    let mut lines =
+        vec![format!("{name}: {} read, {} used", counted(read.read as usize, "document"), read.used)];
     if read.truncated > 0 {
         lines.push(format!("  truncated: {}", read.truncated));
     }

@@ -173,8 +173,7 @@ fn run_rank(
             evaluators.push(Box::new(evaluator));
         }
     }
-    let config_changes =
-        if args.force_resume { ConfigChanges::Accept } else { ConfigChanges::Refuse };
+    let config_changes = if args.force_resume { ConfigChanges::Accept } else { ConfigChanges::Refuse };
     Ok(train(TrainRequest {
         config_changes,
         stop: Arc::clone(stop),

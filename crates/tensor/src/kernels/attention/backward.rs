@@ -76,7 +76,10 @@ pub(crate) fn attention_gradient<T: Float<Wide: Vectors>>(
             })
             .collect();
         try_share(tasks.into_iter(), |mut task| {
-            documents.of(task.batch).iter().try_for_each(|document| run(geometry, &saved, &mut task, document))
+            documents
+                .of(task.batch)
+                .iter()
+                .try_for_each(|document| run(geometry, &saved, &mut task, document))
         })?;
     }
     Ok([by_rows::<T>(of_q, q_dims)?, by_rows::<T>(of_k, kv_dims)?, by_rows::<T>(of_v, kv_dims)?])

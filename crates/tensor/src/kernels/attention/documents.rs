@@ -27,7 +27,8 @@ impl Documents {
             return Ok(Self { rows: vec![whole; batch] });
         };
         let starts = starts.elements::<i64>("attention")?;
-        let rows = (0..batch).map(|row| spans(&starts[row * keys..(row + 1) * keys])).collect::<Result<_>>()?;
+        let rows =
+            (0..batch).map(|row| spans(&starts[row * keys..(row + 1) * keys])).collect::<Result<_>>()?;
         Ok(Self { rows })
     }
 
@@ -72,9 +73,13 @@ mod tests {
         assert_eq!(ranges(&[0, 0, 2, 3, 3]), Ok(vec![0..2, 2..3, 3..5]));
         assert_eq!(ranges(&[0]), Ok(vec![0..1]));
         assert_eq!(ranges(&[]), Ok(vec![]));
-        for (starts, index, position) in
-            [(vec![1, 1], 1, 0), (vec![0, 0, 1], 1, 2), (vec![0, 5], 5, 1), (vec![0, 1, 0], 0, 2), (vec![-1], -1, 0)]
-        {
+        for (starts, index, position) in [
+            (vec![1, 1], 1, 0),
+            (vec![0, 0, 1], 1, 2),
+            (vec![0, 5], 5, 1),
+            (vec![0, 1, 0], 0, 2),
+            (vec![-1], -1, 0),
+        ] {
             let rows = starts.len();
             assert_eq!(ranges(&starts), Err(TensorError::Index { op: "attention", index, position, rows }));
         }
