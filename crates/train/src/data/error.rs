@@ -166,8 +166,12 @@ impl Hint for DataError {
                  messages"
             }
             Self::NoEpochs => "set `train.max_steps`",
-            Self::OtherSetting { .. } => "restore the setting, or start a new run",
-            Self::OtherFiles { .. } => "restore the files, or start a new run",
+            Self::OtherSetting { .. } => {
+                "restore the setting, start a new run, or start the data again with --force-resume"
+            }
+            Self::OtherFiles { .. } => {
+                "restore the files, start a new run, or start the data again with --force-resume"
+            }
             _ => return None,
         };
         Some(hint.to_owned())

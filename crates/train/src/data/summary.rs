@@ -19,9 +19,6 @@ use super::stream::Epochs;
 /// of tokenization.
 const SURVEY_BYTES: u64 = 8 << 20;
 
-/// Documents that a run reads before it judges how many are dropped.
-const JUDGED: u64 = 100;
-
 /// The account of the documents of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[allow(missing_docs)]
@@ -274,14 +271,9 @@ impl DocumentsRead {
         }
     }
 
-    /// Fails if more than this share of the documents is dropped, once enough are
-    /// read to judge.
+    /// Fails if more than this share of the documents is dropped.
     pub fn check_dropped(&self, max_dropped: f64) -> Result<(), DataError> {
-        let dropped = self.read - self.used;
-        if self.read < JUDGED {
-            return Ok(());
-        }
-        check_share(dropped, self.read, max_dropped, || self.dropped.clone())
+        check_share(self.read - self.used, self.read, max_dropped, || self.dropped.clone())
     }
 }
 

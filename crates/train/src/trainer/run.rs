@@ -19,7 +19,7 @@ use crate::callback::{
 };
 use crate::checkpointing::Progress;
 use crate::config::Config;
-use crate::data::{Batch, DocumentsRead, Prefetched};
+use crate::data::{Batch, DataSummary, DocumentsRead, Prefetched};
 use crate::engine::{Engine, StepHooks, StepSettings};
 use crate::error::TrainError;
 use crate::metrics::{Event, EventKind, Meter, Record, Sink, peak_memory};
@@ -28,6 +28,10 @@ use crate::spec::SharedSpec;
 
 /// Steps after which the remaining time is reported.
 const ESTIMATED_FROM: u64 = 3;
+
+/// Documents that a run reads before it judges how many are dropped: bad ones may
+/// follow each other.
+const JUDGED: u64 = 1000;
 
 /// A run in progress on one rank.
 pub(super) struct Run<'a> {
@@ -168,6 +172,18 @@ impl<'a> Run<'a> {
         self.summary.data.as_ref().map(|_| DocumentsRead::at(&self.data.state().position))
     }
 
+    /// Fails if too many documents are dropped, unless all were counted before the
+    /// first step.
+    fn check_dropped(&self) -> Result<(), TrainError> {
+        let is_counted = self.summary.data.as_ref().is_none_or(DataSummary::is_complete);
+        match self.documents_read() {
+            Some(documents) if !is_counted && documents.read >= JUDGED => {
+                Ok(documents.check_dropped(self.config.data.max_dropped)?)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Reports the remaining time once the first steps are done.
     fn estimate(&mut self) -> Result<(), TrainError> {
         let measured_steps = self.progress.step - self.summary.first_step;
@@ -222,9 +238,7 @@ impl<'a> Run<'a> {
             self.notify(|callback, state| callback.on_log(state, &record))?;
         }
         self.estimate()?;
-        if let Some(documents) = self.documents_read() {
-            documents.check_dropped(self.config.data.max_dropped)?;
-        }
+        self.check_dropped()?;
         if position.epoch != self.epoch {
             self.notify(|callback, state| callback.on_epoch_end(state))?;
             self.epoch = position.epoch;
