@@ -392,7 +392,7 @@ fn available_data_has_an_order_digest() {
         stages: &stages,
         sizes: ranks(1).sizes,
         world: 1,
-        data: Some(&loader),
+        data: Some(crate::dry_run::DryRunData { loader: &loader, summary: None }),
     };
     let digest = loader.order_digest(3, ROWS);
     assert_eq!(run(&settings).unwrap().data, DataReport::Order { steps: 3, digest, summary: None });
@@ -539,6 +539,7 @@ fn a_saved_checkpoint_matches_the_prediction() {
                 data: Value::Null,
                 best: None,
                 optimizer: "adamw".to_owned(),
+                config: Value::Null,
             };
             let mut saver = Saver::new(root).unwrap();
             let target = Target::Folder(path.clone());

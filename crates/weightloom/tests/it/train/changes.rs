@@ -61,15 +61,20 @@ fn harmless_changes_are_accepted_and_listed() {
     );
     assert_eq!(place.metrics("out").iter().filter(|line| line["event"] == "start").count(), 2);
     // The new config is recorded in its turn.
-    let text = place.run(&["train", "run.yaml", "--ranks", "2", "train.max_steps=3", "train.accelerator.tp=2"]);
-    assert!(text.contains("`train.checkpoint.save_steps`: 1 → 0") && !text.contains("`train.max_steps`"), "{text}");
+    let text =
+        place.run(&["train", "run.yaml", "--ranks", "2", "train.max_steps=3", "train.accelerator.tp=2"]);
+    assert!(
+        text.contains("`train.checkpoint.save_steps`: 1 → 0") && !text.contains("`train.max_steps`"),
+        "{text}"
+    );
 }
 
 #[test]
 fn forced_changes_take_effect() {
     let place = Place::new();
     place.train(&["train.schedule.kind=constant"]);
-    let changed = ["train.schedule.kind=constant", "train.optimizer.lr=0.001", "train.max_steps=3", "--force-resume"];
+    let changed =
+        ["train.schedule.kind=constant", "train.optimizer.lr=0.001", "train.max_steps=3", "--force-resume"];
     let text = place.run(&[&["train", "run.yaml"], &changed[..]].concat());
     assert!(text.contains("exit code 0") && text.contains("`train.optimizer.lr`: 0.01 → 0.001"), "{text}");
     let rates: Vec<f64> =
