@@ -98,12 +98,17 @@ fn pass(recipe: &Recipe, how: &Setup, arrangement: Arrangement) -> (f64, BTreeMa
 }
 
 /// The largest difference of a gradient, relative to the largest of its parameter.
+/// Without rotary positions, the bias of keys adds the same to all scores of a
+/// query, so its gradient is zero but for rounding: it is compared with the
+/// largest of all.
 fn gradients_apart(found: &BTreeMap<String, Vec<f32>>, expected: &BTreeMap<String, Vec<f32>>) -> f64 {
     assert!(found.keys().eq(expected.keys()) && !found.is_empty());
     let most = |values: &mut dyn Iterator<Item = f32>| values.fold(0.0f32, |most, x| most.max(x.abs()));
+    let largest = most(&mut expected.values().flatten().copied());
     let apart = |(name, found): (&String, &Vec<f32>)| {
         let expected = &expected[name];
-        let size = most(&mut expected.iter().copied());
+        let is_zero = name.ends_with("k_proj.bias");
+        let size = if is_zero { largest } else { most(&mut expected.iter().copied()) };
         assert!(size > 0.0 && found.len() == expected.len(), "{name}");
         f64::from(most(&mut found.iter().zip(expected).map(|(a, b)| a - b)) / size)
     };
@@ -143,8 +148,8 @@ fn packed_and_unpacked_documents_agree() {
     }
 }
 
-/// In bf16 the sums over tokens have another order in other rows, and a gradient
-/// is rounded after its sum: it may differ in its last bit, 2⁻⁸ of it.
+/// In bf16 the sums over tokens have another order in other rows, and each rank
+/// rounds its sum: it may differ in its last bit, which is 2⁻⁷ of a number.
 #[test]
 fn packed_and_unpacked_documents_agree_in_bf16() {
     for (family, config) in families() {
@@ -155,7 +160,8 @@ fn packed_and_unpacked_documents_agree_in_bf16() {
             let loss = (packed.0 / alone.0 - 1.0).abs();
             let gradient = gradients_apart(&packed.1, &alone.1);
             println!("{family}, {name}: loss {loss:.1e}, gradients {gradient:.1e} apart");
-            assert!(loss < 1e-5 && gradient < 1.0 / 256.0, "{family}, {name}: {loss:.1e}, {gradient:.1e}");
+            let last_bit = how.ranks as f64 / 128.0;
+            assert!(loss < 1e-5 && gradient < last_bit, "{family}, {name}: {loss:.1e}, {gradient:.1e}");
         }
     }
 }
