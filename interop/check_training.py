@@ -85,7 +85,7 @@ def train(ours, file, folder, *options):
     result = json.loads(printed.splitlines()[-1])
     assert result["end"] == "finished", result
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return result["checkpoint"], lines
+    return result["checkpoint"], [line for line in lines if "event" not in line]
 
 
 def same_losses(check, lines, wanted, tolerance):

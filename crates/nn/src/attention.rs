@@ -12,6 +12,7 @@ use crate::context::ForwardContext;
 use crate::error::NnError;
 use crate::linear::Linear;
 use crate::norm::Norm;
+use crate::packing::PackedDocuments;
 use crate::plan::reduce_partial;
 use crate::prefix_tree::PrefixTree;
 use crate::rope::{Rope, rotate};
@@ -33,6 +34,8 @@ pub(crate) struct PositionInfo {
     /// The position of the first token of each row.
     pub(crate) starts: Vec<usize>,
     angles: Option<[DTensor; 2]>,
+    /// Set if rows are packed: positions restart with each document.
+    pub(crate) documents: Option<PackedDocuments>,
     /// Set if rows are the tokens of a prefix tree.
     tree: Option<PrefixTree>,
 }
@@ -46,7 +49,7 @@ impl PositionInfo {
         starts: Vec<usize>,
         device: Device,
     ) -> Result<Self, NnError> {
-        let mut positions = Self { batch, time, starts, angles: None, tree: None };
+        let mut positions = Self { batch, time, starts, angles: None, documents: None, tree: None };
         if positions.is_uneven() && time > 1 {
             return Err(NnError::UnevenRows { time });
         }
@@ -62,6 +65,14 @@ impl PositionInfo {
             positions.angles = Some([cos?, sin?]);
         }
         Ok(positions)
+    }
+
+    /// The positions of packed rows, which restart with each document.
+    pub(crate) fn packed(documents: PackedDocuments, rope: Option<&Rope>) -> Result<Self, NnError> {
+        let [batch, time] = [documents.starts.shape()[0], documents.starts.shape()[1]];
+        let angles = rope.map(|rope| documents.angles(rope)).transpose()?;
+        let starts = vec![0; batch];
+        Ok(Self { batch, time, starts, angles, documents: Some(documents), tree: None })
     }
 
     /// Attends along a tree whose tokens are the rows.
@@ -144,7 +155,9 @@ impl Attention {
             Some((cache, layer)) => cache.append(layer, [&keys, &values])?,
             None => [keys, values],
         };
-        let attended = if positions.is_uneven() {
+        let attended = if let Some(documents) = &positions.documents {
+            queries.document_attention(&keys, &values, &documents.starts, attention)?
+        } else if positions.is_uneven() {
             let mask = positions.mask(x.dist(), x.layout(), keys.shape()[2], window)?;
             let attention = AttentionOptions { causal: false, window: None, ..attention };
             queries.masked_attention(&keys, &values, &mask, attention)?

@@ -2,7 +2,7 @@
 
 use weightloom_dtensor::DTensorError;
 use weightloom_errors::{Hint, did_you_mean};
-use weightloom_layout::{LayoutError, MeshError, Shape, ShapeError};
+use weightloom_layout::{DType, LayoutError, MeshError, Shape, ShapeError};
 use weightloom_tensor::TensorError;
 
 use crate::config::ConfigError;
@@ -44,6 +44,10 @@ pub enum NnError {
     UnknownPosition { sequence: usize, length: usize, position: usize },
     #[error("cannot append {time} tokens to rows of different lengths")]
     UnevenRows { time: usize },
+    #[error("cannot pack rows by document starts of {found} {dtype}: expected {expected} i64")]
+    DocumentStarts { found: Shape, dtype: DType, expected: Shape },
+    #[error("cannot append packed rows to a cache")]
+    PackedCache,
     #[error("the model computed {found} for prompt {row}")]
     NotFinite { row: usize, found: String },
     #[error("cannot replace the {expected} values of `{name}` by {found}")]

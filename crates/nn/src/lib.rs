@@ -26,6 +26,7 @@ mod linear;
 mod loss;
 mod mlp;
 mod norm;
+mod packing;
 mod parameter;
 mod plan;
 mod prefix_tree;

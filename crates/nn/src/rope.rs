@@ -106,7 +106,7 @@ impl Rope {
 /// Rotates the first `2 · pairs` elements of each query or key.
 pub(crate) fn rotate(x: &DTensor, cos: &DTensor, sin: &DTensor) -> Result<DTensor, NnError> {
     let last = x.shape().ndim() - 1;
-    let (width, rotated) = (x.shape()[last], 2 * cos.shape()[1]);
+    let (width, rotated) = (x.shape()[last], 2 * cos.shape()[cos.shape().ndim() - 1]);
     if rotated == width {
         return Ok(x.rope(cos, sin, RopeStyle::Half)?);
     }

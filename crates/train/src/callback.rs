@@ -8,7 +8,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::config::Config;
+use serde::Serialize;
+
+use crate::config::{Config, ConfigChange};
+use crate::data::{DataSummary, DocumentsRead};
 use crate::engine::{Engine, StepResult};
 use crate::error::TrainError;
 use crate::metrics::Record;
@@ -58,10 +61,39 @@ pub struct Evaluation {
 pub enum Notice {
     /// Samples need the whole model on each rank, not pipeline stages.
     NoSamples,
-    /// Documents skipped because none of their tokens contributes to the loss.
-    Skipped { documents: u64 },
-    /// Documents longer than `data.max_seq_len`.
-    Truncated { documents: u64 },
+    /// The config differs from that of the checkpoint.
+    ConfigChanged { changes: Vec<ConfigChange> },
+    /// The checkpoint does not record its config, so changes are not noticed.
+    NoRecordedConfig,
+    /// The data differs from that of the checkpoint, and starts from the beginning.
+    DataRestarted { reason: String },
+}
+
+/// What a run is about to do.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RunSummary {
+    /// The training data; `None` for dummy data.
+    pub data: Option<DataSummary>,
+    /// The evaluation data that is used, if there is any.
+    pub eval: Option<DocumentsRead>,
+    /// Parameters of the model.
+    pub parameters: u64,
+    /// Parameters that are trained: weights, or those of an adapter.
+    pub trainable_parameters: u64,
+    /// Steps of the whole run.
+    pub steps: u64,
+    /// The step to start from.
+    pub first_step: u64,
+}
+
+/// The remaining time of a run, as measured in its first steps.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct TimeEstimate {
+    /// Steps that were measured.
+    pub measured_steps: u64,
+    pub steps_left: u64,
+    pub seconds_left: f64,
 }
 
 /// The result of a callback.
@@ -125,6 +157,14 @@ pub trait Callback {
     }
     /// While documents are counted to find the number of steps.
     fn on_count_documents(&mut self, done: u64, total: u64) -> CallbackResult {
+        Ok(Control::Continue)
+    }
+    /// Before the first step of this process, after the data is counted.
+    fn on_summary(&mut self, summary: &RunSummary) -> CallbackResult {
+        Ok(Control::Continue)
+    }
+    /// Once the first steps are done.
+    fn on_estimate(&mut self, estimate: &TimeEstimate) -> CallbackResult {
         Ok(Control::Continue)
     }
     /// For each [`Notice`].

@@ -44,6 +44,9 @@ pub struct Progress {
     pub best: Option<f64>,
     /// Name of the optimizer.
     pub optimizer: String,
+    /// The resolved config of the run that saved it.
+    #[serde(default)]
+    pub config: serde_json::Value,
 }
 
 /// The bytes of a contiguous tensor.
@@ -65,7 +68,7 @@ fn spec(value: &DTensor) -> TensorSpec {
 }
 
 /// Reads the progress in a checkpoint.
-fn read_progress(source: &Source) -> Result<Progress, TrainError> {
+pub(crate) fn read_progress(source: &Source) -> Result<Progress, TrainError> {
     let wrong = |message: String| TrainError::Progress { location: source.storage.location(), message };
     let bytes = source.read_bytes(PROGRESS)?.ok_or_else(|| wrong(format!("no `{PROGRESS}` entry")))?;
     serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))
@@ -73,7 +76,7 @@ fn read_progress(source: &Source) -> Result<Progress, TrainError> {
 
 impl Engine {
     /// Whether a stage shares a parameter that the first stage saves.
-    fn is_duplicate(&self, stage: &StageModel, name: &str) -> bool {
+    pub(crate) fn is_duplicate(&self, stage: &StageModel, name: &str) -> bool {
         name == EMBEDDING && stage.number > 0 && stage.decoder.config().head.tied
     }
 

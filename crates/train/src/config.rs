@@ -18,6 +18,7 @@
 //! # Ok::<(), weightloom_train::config::ConfigErrors>(())
 //! ```
 
+mod change;
 mod check;
 mod data;
 mod dump;
@@ -31,6 +32,8 @@ mod train;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use change::to_value;
+pub use change::{ChangeEffect, ConfigChange, changes};
 pub use dump::dump;
 pub use outline::schema;
 pub use read::{read, read_file};

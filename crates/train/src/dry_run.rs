@@ -32,11 +32,11 @@ use weightloom_nn::{DecoderConfig, Parallel, Stage};
 pub use error::DryRunError;
 pub use report::{
     AxisTraffic, BatchReport, CheckpointReport, DataReport, DryRun, FlopReport, MemoryReport, MeshReport,
-    PipelineReport, RankReport, StageReport, TrafficItem,
+    PipelineReport, RankReport, StageReport, TimeReport, TrafficItem,
 };
 
 use crate::config::Config;
-use crate::data::Loader;
+use crate::data::{DataSummary, Loader};
 use context::RunContext;
 use stage::StageCosts;
 
@@ -51,8 +51,17 @@ pub struct DryRunSettings<'a> {
     pub stages: &'a [Stage],
     pub sizes: GangSizes,
     pub world: usize,
-    /// The data loader, if the data is available.
-    pub data: Option<&'a Loader>,
+    /// The data, if it is available.
+    pub data: Option<DryRunData<'a>>,
+}
+
+/// The data of a dry run.
+#[derive(Clone, Copy)]
+#[allow(missing_docs)]
+pub struct DryRunData<'a> {
+    pub loader: &'a Loader,
+    /// The account of the documents; `None` for dummy data.
+    pub summary: Option<&'a DataSummary>,
 }
 
 /// The maximum number of steps in the digest of the data order.
@@ -81,12 +90,15 @@ pub fn run(settings: &DryRunSettings<'_>) -> Result<DryRun, DryRunError> {
         per_step: ranks.iter().map(|rank| rank.flops as f64 * per_stage).sum(),
         most_of_a_rank: ranks.iter().map(|rank| rank.flops).max().unwrap_or(0),
     };
+    let pipeline = pipeline::report(&context, &measured)?;
     Ok(DryRun {
         mesh: context.mesh_report(),
         parameters: settings.decoder.parameter_count(),
+        trainable_parameters: context.trainable_parameters(),
         batch: context.batch_report(),
         flops,
-        pipeline: pipeline::report(&context, &measured)?,
+        time: time_report(settings, pipeline.makespan),
+        pipeline,
         checkpoint: checkpoint::report(&context, &of_stage)?,
         data: data_report(settings),
         ranks,
@@ -112,7 +124,20 @@ fn rank_report(context: &RunContext<'_>, measured: &[&StageCosts], rank: usize) 
 }
 
 fn data_report(settings: &DryRunSettings<'_>) -> DataReport {
-    let Some(loader) = settings.data else { return DataReport::NotAvailable };
+    let Some(DryRunData { loader, summary }) = settings.data else { return DataReport::NotAvailable };
     let steps = settings.config.train.max_steps.unwrap_or(STEPS_IN_ORDER).min(STEPS_IN_ORDER);
-    DataReport::Order { steps, digest: loader.order_digest(steps, settings.config.train.global_batch_size) }
+    let digest = loader.order_digest(steps, settings.config.train.global_batch_size);
+    DataReport::Order { steps, digest, summary: summary.cloned().map(Box::new) }
+}
+
+/// The time of the passes at the peak of the hardware.
+fn time_report(settings: &DryRunSettings<'_>, flops: f64) -> Option<TimeReport> {
+    let train = &settings.config.train;
+    let seconds_per_step = flops / (train.logging.peak_tflops? * 1e12);
+    let of_epochs = || {
+        let rows = settings.data?.summary?.rows?.saturating_mul(train.epochs);
+        Some(rows.div_ceil(train.global_batch_size.max(1) as u64))
+    };
+    let steps = train.max_steps.or_else(of_epochs);
+    Some(TimeReport { seconds_per_step, steps, seconds: steps.map(|steps| steps as f64 * seconds_per_step) })
 }

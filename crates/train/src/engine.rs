@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use weightloom_dtensor::{DTensor, DistContext, Role};
-use weightloom_gang::Gangs;
-use weightloom_layout::DType;
+use weightloom_gang::{GangExt, Gangs};
+use weightloom_layout::{DType, ReduceOp};
 use weightloom_nn::{ActivationCheckpointing, Adapter, Decoder, Dropout};
 use weightloom_tensor::Tensor;
 
@@ -110,6 +110,17 @@ impl Engine {
     /// This rank's stages.
     pub fn stages(&self) -> &[StageModel] {
         &self.stages
+    }
+
+    /// The number of trained parameters over all stages. Called by every rank.
+    pub fn trainable_parameters(&self) -> Result<u64, TrainError> {
+        let of_stage = |stage: &StageModel| -> u64 {
+            let own = stage.trained().into_iter().filter(|(name, _)| !self.is_duplicate(stage, name));
+            own.map(|(_, value)| value.shape().volume() as u64).sum()
+        };
+        let mut total = [self.stages.iter().map(of_stage).sum()];
+        self.gangs.pp.all_reduce(&mut total, ReduceOp::Sum)?;
+        Ok(total[0])
     }
 
     /// This rank's program for a step.

@@ -9,7 +9,7 @@ use weightloom_hub::cards::RunError;
 use weightloom_nn::NnError;
 use weightloom_tensor::TensorError;
 
-use crate::config::ConfigErrors;
+use crate::config::{ConfigChange, ConfigErrors};
 use crate::data::DataError;
 use crate::dry_run::DryRunError;
 use crate::metrics::MetricsError;
@@ -38,6 +38,8 @@ pub enum TrainError {
     OtherOptimizer { location: String, found: String, selected: &'static str },
     #[error("step {step} has loss {loss} and gradient norm {gradient_norm}: {what}")]
     NotFinite { step: u64, loss: String, gradient_norm: String, what: String },
+    #[error("cannot resume `{checkpoint}` of step {step}: the config changed: {}", change_list(.changes))]
+    ConfigChanged { checkpoint: String, step: u64, changes: Vec<ConfigChange> },
     #[error("`{folder}` already contains a run at step {step}")]
     RunExists { folder: String, step: u64 },
     #[error("another run is writing to `{folder}`")]
@@ -111,6 +113,10 @@ pub enum TrainError {
     Gang(#[from] GangError),
 }
 
+fn change_list(changes: &[ConfigChange]) -> String {
+    changes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
 impl From<DTensorError> for TrainError {
     fn from(error: DTensorError) -> Self {
         Self::Nn(error.into())
@@ -127,7 +133,7 @@ impl TrainError {
     /// Whether the error only reports the failure of other ranks.
     pub fn is_consequence(&self) -> bool {
         match self {
-            Self::Gang(_) | Self::Nn(NnError::DTensor(DTensorError::Gang(_))) => true,
+            Self::Gang(_) | Self::Counting { .. } | Self::Nn(NnError::DTensor(DTensorError::Gang(_))) => true,
             Self::Checkpoint(error) | Self::Hub(HubError::Checkpoint(error)) => {
                 matches!(error, CheckpointError::Gang(_))
             }
@@ -162,7 +168,11 @@ impl Hint for TrainError {
             Self::NoTokenizer => "set `model.tokenizer_path`, or `model.weights_path`",
             Self::TokenizerLocation { .. } => "set `model.tokenizer_path` to a folder",
             Self::EndlessData => "set `train.max_steps`",
-            Self::Counting { .. } => "fix the file, or set `train.max_steps`",
+            Self::Counting { .. } => "fix the file",
+            Self::ConfigChanged { .. } => {
+                "restore these values, change `train.checkpoint.output_dir` to start a new run, or resume with \
+                 the new values with --force-resume"
+            }
             Self::AllFrozen { .. } => "remove some of its patterns",
             Self::NoBase => "set `model.weights_path`",
             Self::ForeignModules { .. } => {

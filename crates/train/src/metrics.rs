@@ -27,13 +27,15 @@ pub use memory::{Memory, peak_memory};
 pub use meter::{Meter, Reading};
 pub use tensorboard::TensorBoard;
 
+pub use crate::callback::{RunSummary, TimeEstimate};
 use crate::config::LoggingConfig;
+use crate::data::DocumentsRead;
 
 /// A built-in metric sink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SinkKind {
-    /// `metrics.jsonl`, one JSON object per record.
+    /// `metrics.jsonl`, one JSON object per record or event.
     Jsonl,
     /// TensorBoard event files in `tensorboard/`.
     Tensorboard,
@@ -125,12 +127,48 @@ fn numbers<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, f64>, 
 pub trait Sink: Send {
     /// Stores a record.
     fn record(&mut self, record: &Record) -> Result<(), MetricsError>;
+
+    /// Stores an event, if the sink can. It does nothing by default.
+    fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
+        let _ = event;
+        Ok(())
+    }
+}
+
+/// Something that happened in a run, other than the metrics of a step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct Event {
+    /// Steps done before it.
+    pub step: u64,
+    #[serde(flatten)]
+    pub what: EventKind,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum EventKind {
+    /// A process starts or resumes the run.
+    Start(RunSummary),
+    /// The remaining time is known.
+    Estimate(TimeEstimate),
+    /// The process ends: the documents that the run has read.
+    End {
+        /// The documents of the training data; `None` for dummy data.
+        data: Option<DocumentsRead>,
+    },
 }
 
 /// Passes each record to every sink, then returns the first error.
 impl Sink for Vec<Box<dyn Sink>> {
     fn record(&mut self, record: &Record) -> Result<(), MetricsError> {
         let tried: Vec<_> = self.iter_mut().map(|sink| sink.record(record)).collect();
+        tried.into_iter().collect()
+    }
+
+    fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
+        let tried: Vec<_> = self.iter_mut().map(|sink| sink.event(event)).collect();
         tried.into_iter().collect()
     }
 }

@@ -8,8 +8,10 @@ mod dry_run;
 mod evaluate;
 mod lock;
 mod model_plan;
+mod preview;
+mod resume;
 mod run;
-mod step_count;
+mod survey;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,9 +23,10 @@ use weightloom_gang::Gang;
 use weightloom_hub::Hub;
 use weightloom_hub::fetch::FetchObserver;
 
-use crate::callback::{Callback, Evaluator, for_each};
+use crate::callback::{Callback, Evaluator, RunSummary, for_each};
 use crate::checkpointing::Progress;
-use crate::config::Config;
+use crate::config::{Config, to_value};
+use crate::data::{DocumentsRead, PromptStyle};
 use crate::engine::Engine;
 use crate::error::TrainError;
 use crate::metrics::{Meter, open};
@@ -33,9 +36,13 @@ use crate::spec::SpecRegistry;
 use build::{Built, build};
 use checkpoint_manager::CheckpointManager;
 use evaluate::HeldOut;
+use resume::{compare_config, restore_data};
 use run::Run;
+use survey::Survey;
 
 pub use dry_run::dry_run;
+pub use preview::{DataPreview, preview_data};
+pub use resume::ConfigChanges;
 
 /// A training run to start with [`train`].
 ///
@@ -50,6 +57,8 @@ pub struct TrainRequest<'a> {
     pub gang: Arc<dyn Gang>,
     /// Model specs registered in code, in addition to the families of the hub.
     pub specs: SpecRegistry,
+    /// Whether to resume with a config that computes something else.
+    pub config_changes: ConfigChanges,
     /// Set it to end the run after the current step.
     pub stop: Arc<AtomicBool>,
     /// Callbacks of this rank.
@@ -71,6 +80,7 @@ impl<'a> TrainRequest<'a> {
             hub,
             gang,
             specs: SpecRegistry::default(),
+            config_changes: ConfigChanges::default(),
             stop: Arc::default(),
             callbacks: Vec::new(),
             evaluators: Vec::new(),
@@ -99,6 +109,11 @@ pub struct Outcome {
     pub checkpoint: Option<PathBuf>,
     /// Seconds for which saving blocked training.
     pub stall: f64,
+    /// The documents read, including those of earlier processes; `None` for dummy
+    /// data.
+    pub data: Option<DocumentsRead>,
+    /// How prompts look to the trained model.
+    pub prompt_style: PromptStyle,
 }
 
 /// Why a run ended.
@@ -113,32 +128,52 @@ pub enum End {
 /// Trains a model, from the start or from the latest checkpoint. Called by every
 /// rank.
 pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
-    let TrainRequest { config, hub, gang, specs, stop, mut callbacks, evaluators, fetching, reading } =
-        request;
+    let TrainRequest {
+        config,
+        hub,
+        gang,
+        specs,
+        config_changes,
+        stop,
+        mut callbacks,
+        evaluators,
+        fetching,
+        reading,
+    } = request;
     let folder = PathBuf::from(&config.train.checkpoint.output_dir);
     let mut checkpoints = CheckpointManager::new(config, &gang)?;
     let resumed = checkpoints.find_resume_point()?;
+    let changed = resumed.as_ref().map(|path| compare_config(config, path, config_changes)).transpose()?;
     if config.train.eval.sway.is_some() && gang.rank() == 0 && evaluators.is_empty() {
         return Err(TrainError::NoEvaluator);
     }
     let mut built = build(config, hub, &specs, &gang, resumed.as_deref(), fetching, reading)?;
-    let total = step_count::count_steps(config, &mut built, &gang, &mut callbacks)?;
-    let Built { mut engine, mut loader, dims, spec, tokenizer, assets, family, notices } = built;
-    for notice in &notices {
-        for_each(&mut callbacks, |callback| callback.on_notice(notice))?;
-    }
-    let progress = match &resumed {
+    built.notices.extend(changed.flatten());
+    let Survey { steps: total, data: summary } =
+        survey::survey(config, &mut built.loader, &gang, &mut callbacks)?;
+    let Built { mut engine, mut loader, dims, spec, tokenizer, assets, family, mut notices } = built;
+    let mut progress = match &resumed {
         None => Progress { optimizer: engine.optimizer.name().to_owned(), ..Progress::default() },
         Some(path) => {
             let progress = engine.resume(&Source::open(path)?, reading)?;
-            let state = serde_json::from_value(progress.data.clone()).map_err(|error| {
-                TrainError::Progress { location: path.display().to_string(), message: error.to_string() }
-            })?;
-            loader.restore(&state)?;
+            notices.extend(restore_data(&mut loader, &progress, path, config_changes)?);
             progress
         }
     };
+    progress.config = to_value(config);
+    for notice in &notices {
+        for_each(&mut callbacks, |callback| callback.on_notice(notice))?;
+    }
     let held_out = HeldOut::new(config, &loader, &dims, &*gang)?;
+    let prompt_style = loader.prompt_style();
+    let summary = RunSummary {
+        data: summary,
+        eval: held_out.documents.clone(),
+        parameters: engine.stages().first().map_or(0, |stage| stage.decoder.config().parameter_count()),
+        trainable_parameters: engine.trainable_parameters()?,
+        steps: total,
+        first_step: progress.step,
+    };
     let rates = LearningRate::new(config.train.optimizer.lr, &config.train.schedule, total)?;
     let dp_rank = engine.gangs.dp.rank();
     let own_rows = dp_rank * dims.rows_per_rank..(dp_rank + 1) * dims.rows_per_rank;
@@ -177,12 +212,14 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         tokenizer,
         spec,
         progress,
+        summary,
         loss: None,
         eval_loss: None,
         wants_stop: false,
         stall: 0.0,
     };
     let end = run.run(resumed.as_deref())?;
+    let documents = run.documents_read();
     let Run { progress, checkpoints, loss, eval_loss, stall, .. } = run;
     Ok(Outcome {
         end,
@@ -193,6 +230,8 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         eval_loss,
         checkpoint: checkpoints.last(),
         stall,
+        data: documents,
+        prompt_style,
     })
 }
 

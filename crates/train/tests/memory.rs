@@ -80,7 +80,7 @@ fn measured(config: &Config, checkpointing: ActivationCheckpointing) -> (u64, u6
     };
     let mut engine = Engine::new(settings, vec![(0, decoder, None)]).unwrap();
     let tokens: Vec<i64> = (0..rows * TIME).map(|at| (at * 7 % 2000) as i64).collect();
-    let micro = MicroBatch { rows, inputs: tokens.clone(), targets: tokens };
+    let micro = MicroBatch { rows, inputs: tokens.clone(), targets: tokens, documents: None };
 
     let decoder = &engine.stages()[0].decoder;
     let held = memory::statistics().in_use;

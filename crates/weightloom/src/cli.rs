@@ -1,6 +1,7 @@
 //! Command line: parsing and dispatch.
 
 mod convert;
+mod data;
 mod diff;
 mod doctor;
 mod dry_run;
@@ -174,9 +175,14 @@ enum Command {
   mpirun -n 4 weightloom train run.yaml       on MPI ranks (build with --features mpi)
   weightloom train run.yaml --dry-run --ranks 1024
   weightloom train run.yaml --dump-config
+  weightloom train run.yaml train.optimizer.lr=1e-4 --force-resume
   weightloom train --reference | less")]
     #[command(mut_arg("ranks", |ranks| ranks.help("Number of thread ranks [default: 1]; under mpirun, its processes are the ranks")))]
     Train(train::TrainArgs),
+
+    /// Show training data as a run would use it.
+    #[command(subcommand)]
+    Data(data::DataCommand),
 
     /// Judge a fine-tuned model against its base.
     #[command(subcommand)]
@@ -285,6 +291,7 @@ pub fn run<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> ExitCod
         Command::Verify(args) => verify::run_verify(&args, output),
         Command::Fingerprint(args) => verify::run_fingerprint(&args, output),
         Command::Diff(args) => diff::run(&args, output),
+        Command::Data(command) => data::run(&command, output),
         Command::Convert(args) => convert::run(&args, output),
         Command::Plan(args) => plan::run(&args, output),
         Command::Models(command) => models::run(&command, output),

@@ -31,6 +31,20 @@ impl DTensor {
         dispatch_one(&op, &[self, keys, values], &|x, _| Ok(vec![x[0].attention(&x[1], &x[2], options)?]))
     }
 
+    /// As [`Tensor::document_attention`](weightloom_tensor::Tensor::document_attention).
+    pub fn document_attention(
+        &self,
+        keys: &Self,
+        values: &Self,
+        starts: &Self,
+        options: Attention,
+    ) -> Result<Self> {
+        let op = Op { name: "attention", arguments: &[1] };
+        dispatch_one(&op, &[self, keys, values, starts], &|x, _| {
+            Ok(vec![x[0].document_attention(&x[1], &x[2], &x[3], options)?])
+        })
+    }
+
     /// As [`Tensor::masked_attention`](weightloom_tensor::Tensor::masked_attention).
     pub fn masked_attention(
         &self,

@@ -18,16 +18,19 @@ fn along_dim(call: &Call<'_>) -> Result<Rule> {
     Ok(all_but(call, dim_argument(call)))
 }
 
-/// Positions may be sharded together with their angles.
+/// Positions may be sharded together with their angles, and rows with theirs.
 fn rope(call: &Call<'_>) -> Result<Rule> {
     let (x, angles) = (call.inputs[0].shape(), call.inputs[1].shape());
     let (ndim, lead) = (x.ndim(), angles.ndim());
     let mut rule = blank(call).term(&[0]);
     for dim in 0..ndim - 1 {
         let mut inputs = vec![(0, dim)];
-        if let Some(here) = (dim + lead).checked_sub(ndim)
-            && angles[here] == x[dim]
-        {
+        let here = match dim {
+            _ if dim + 2 == ndim => lead.checked_sub(2),
+            0 if lead == 3 => Some(0),
+            _ => None,
+        };
+        if let Some(here) = here.filter(|&here| angles[here] == x[dim]) {
             inputs.extend([(1, here), (2, here)]);
         }
         rule = rule.label(x[dim], inputs, [(0, dim)]);

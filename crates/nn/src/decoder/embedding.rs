@@ -41,7 +41,13 @@ impl Decoder {
                 x = x.scale(scale)?;
             }
             let Some(position_table) = position_table else { return Ok(x) };
-            let positions = self.position_ids(&positions.starts[rows.clone()], &tokens)?;
+            let positions = match &positions.documents {
+                Some(documents) => {
+                    let last = self.structure.config.max_positions as i64 - 1;
+                    narrow_rows(&documents.position_ids(last)?, rows)?
+                }
+                None => self.position_ids(&positions.starts[rows.clone()], &tokens)?,
+            };
             Ok(x.add(&reduce_partial(context.parameter(position_table)?.embedding(&positions)?)?)?)
         })
     }

@@ -21,6 +21,7 @@ use crate::cache::Cache;
 use crate::config::PositionConfig;
 use crate::context::ForwardContext;
 use crate::error::NnError;
+use crate::packing::PackedDocuments;
 
 /// Input of a pipeline stage.
 #[derive(Clone, Debug)]
@@ -48,6 +49,10 @@ pub struct ForwardArgs<'a> {
     /// The number of tokens in each row; the rest is padding. By default, no
     /// row is padded.
     pub lengths: Option<&'a [usize]>,
+    /// For packed rows, the first position of each position's document, `[batch,
+    /// time]` of `i64` in the layout of the tokens: a token attends only to its
+    /// document, and positions restart with each. By default a row is one document.
+    pub documents: Option<DTensor>,
     /// The adapters of the rows.
     pub adapters: BatchAdapters<'a>,
     /// What the tape keeps for the backward pass.
@@ -81,7 +86,7 @@ impl Decoder {
     /// Runs all layers of the stage. The last stage also applies the final norm,
     /// so that its result can be passed to [`logits`](Self::logits).
     pub fn forward(&self, input: Input, args: ForwardArgs<'_>) -> Result<DTensor, NnError> {
-        let ForwardArgs { mut cache, lengths, adapters, checkpointing, dropout, context } = args;
+        let ForwardArgs { mut cache, lengths, documents, adapters, checkpointing, dropout, context } = args;
         let structure = &self.structure;
         let input = match &context.nan_check {
             Some(check) => input.with_nan_check(check),
@@ -98,14 +103,15 @@ impl Decoder {
         let starts = cache.as_ref().map_or_else(|| vec![0; batch], |cache| cache.lengths().to_vec());
         adapters.check(batch)?;
         self.check_length(&starts, lengths, time)?;
-        let positions = PositionInfo::new(
-            &structure.dist,
-            given.layout(),
-            structure.rope.as_ref(),
-            [batch, time],
-            starts,
-            given.device(),
-        )?;
+        let rope = structure.rope.as_ref();
+        let positions = match documents {
+            Some(_) if cache.is_some() => return Err(NnError::PackedCache),
+            Some(documents) => PositionInfo::packed(PackedDocuments::new(documents, batch, time)?, rope)?,
+            None => {
+                let (layout, device) = (given.layout(), given.device());
+                PositionInfo::new(&structure.dist, layout, rope, [batch, time], starts, device)?
+            }
+        };
         let gradient_reduction = context.gradient_reduction;
         let context = ForwardContext { dropout, gradient_reduction, ..self.context(adapters) };
         let x =

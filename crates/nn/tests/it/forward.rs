@@ -98,3 +98,48 @@ fn a_prefix_tree_computes_shared_prefixes_once_with_the_same_bits() {
         assert_eq!(bits(&found), bits(&logits(&decoder, &[sequence.tokens], None)), "sequence {number}");
     }
 }
+
+/// Tokens of documents in one row attend to their own document, from position 0.
+#[test]
+fn packed_documents_have_the_bits_of_documents_alone() {
+    let documents: [&[u32]; 4] = [&TOKENS, &[8], &[20, 3, 3, 7, 1], &TOKENS[..2]];
+    let row: Vec<u32> = documents.concat();
+    let starts: Vec<i64> = [0i64; 7].into_iter().chain([7]).chain([8; 5]).chain([13; 2]).collect();
+    for changes in [
+        json!({}),
+        json!({"positions": "learned"}),
+        json!({"positions": {"rope": {"theta": 100.0, "turned": 2}}}),
+        json!({"attention": {"heads": 4, "kv_heads": 1, "width": 4, "window": {"size": 3}}}),
+        json!({"residual": "around", "norm": {"kind": "layer", "eps": 1e-5}}),
+        json!({"experts": {"count": 4, "chosen": 2, "inner": 8}}),
+    ] {
+        let decoder = parts(config_with(&changes)).build().unwrap();
+        let packed = |starts: Option<&[i64]>| {
+            let input = Input::Tokens(decoder.tokens(&[&row]).unwrap());
+            let documents = starts.map(|starts| decoder.batch(starts, 1).unwrap());
+            let args = ForwardArgs { documents, ..ForwardArgs::default() };
+            to_vec(&decoder.logits(&decoder.forward(input, args).unwrap(), None).unwrap())
+        };
+        let found = packed(Some(&starts));
+        let alone: Vec<f32> = documents.iter().flat_map(|tokens| logits(&decoder, &[tokens], None)).collect();
+        assert_eq!(bits(&found), bits(&alone), "{changes}");
+        let mixed = packed(None);
+        assert_eq!(bits(&mixed[..7 * 29]), bits(&alone[..7 * 29]), "{changes}: the first document");
+        assert_ne!(bits(&mixed[7 * 29..]), bits(&alone[7 * 29..]), "{changes}: later ones see the first");
+    }
+}
+
+#[test]
+fn wrong_document_starts_are_refused() {
+    let decoder = decoder();
+    let forward = |starts: &[i64], cache: Option<&mut Cache>| {
+        let input = Input::Tokens(decoder.tokens(&[&TOKENS]).unwrap());
+        let documents = Some(decoder.batch(starts, 1).unwrap());
+        decoder.forward(input, ForwardArgs { documents, cache, ..ForwardArgs::default() }).unwrap_err()
+    };
+    let error = forward(&[0; 3], None).to_string();
+    assert_eq!(error, "cannot pack rows by document starts of (1, 3) i64: expected (1, 7) i64");
+    let error = forward(&[0; 7], Some(&mut Cache::new(1, 8))).to_string();
+    assert_eq!(error, "cannot append packed rows to a cache");
+    assert!(forward(&[0, 0, 1, 1, 1, 1, 1], None).to_string().contains("index 1 at position 2"));
+}

@@ -8,6 +8,7 @@
 //! do not depend on threads or on the rest of the batch.
 
 mod backward;
+mod documents;
 mod forward;
 mod weights;
 
@@ -15,6 +16,8 @@ use weightloom_layout::{DType, Shape};
 
 pub(crate) use backward::attention_gradient;
 pub(crate) use forward::attention;
+
+use documents::{DocumentSpan, Documents};
 
 use super::matmul::{Matrix, Vectors, as_columns};
 use crate::backend::meta::{heads_inside_rows, output};
@@ -29,50 +32,45 @@ use crate::view::View;
 /// Attention kernels.
 pub(crate) trait AttentionKernels {
     /// Attention, and the logarithm of each query's sum of weights.
-    fn attention(&self, geometry: &Geometry, qkv: [&Tensor; 3], mask: Option<&Tensor>)
-    -> Result<[Tensor; 2]>;
+    fn attention(&self, geometry: &Geometry, qkv: [&Tensor; 3], limit: KeyLimit<'_>) -> Result<[Tensor; 2]>;
 
     /// The gradients of queries, keys and values.
     fn attention_gradient(
         &self,
         geometry: &Geometry,
         qkv: [&Tensor; 3],
-        mask: Option<&Tensor>,
+        limit: KeyLimit<'_>,
         out_and_logs: [&Tensor; 2],
         gradient: &Tensor,
     ) -> Result<[Tensor; 3]>;
 }
 
 impl AttentionKernels for Cpu {
-    fn attention(
-        &self,
-        geometry: &Geometry,
-        qkv: [&Tensor; 3],
-        mask: Option<&Tensor>,
-    ) -> Result<[Tensor; 2]> {
-        with_float!("attention", qkv[0].dtype(), T => attention::<T>(geometry, qkv, mask))
+    fn attention(&self, geometry: &Geometry, qkv: [&Tensor; 3], limit: KeyLimit<'_>) -> Result<[Tensor; 2]> {
+        with_float!("attention", qkv[0].dtype(), T => attention::<T>(geometry, qkv, limit))
     }
 
     fn attention_gradient(
         &self,
         geometry: &Geometry,
         qkv: [&Tensor; 3],
-        mask: Option<&Tensor>,
+        limit: KeyLimit<'_>,
         out_and_logs: [&Tensor; 2],
         gradient: &Tensor,
     ) -> Result<[Tensor; 3]> {
         with_float!("attention", qkv[0].dtype(), T => {
-            attention_gradient::<T>(geometry, qkv, mask, out_and_logs, gradient)
+            attention_gradient::<T>(geometry, qkv, limit, out_and_logs, gradient)
         })
     }
 }
 
+/// Costs are those of whole rows: a meta tensor of document starts has no data.
 impl AttentionKernels for Meta {
     fn attention(
         &self,
         geometry: &Geometry,
         [q, k, v]: [&Tensor; 3],
-        _: Option<&Tensor>,
+        _: KeyLimit<'_>,
     ) -> Result<[Tensor; 2]> {
         let logs = Shape::new(&[geometry.batch, geometry.heads, geometry.queries])?;
         let flops = geometry.scores() * (4 * geometry.width as u64 + 4);
@@ -84,7 +82,7 @@ impl AttentionKernels for Meta {
         &self,
         geometry: &Geometry,
         [q, k, v]: [&Tensor; 3],
-        _: Option<&Tensor>,
+        _: KeyLimit<'_>,
         [out, logs]: [&Tensor; 2],
         gradient: &Tensor,
     ) -> Result<[Tensor; 3]> {
@@ -93,6 +91,17 @@ impl AttentionKernels for Meta {
         let like = |x: &Tensor| heads_inside_rows(output("attention", 0, &[], x.shape(), x.dtype())?);
         Ok([heads_inside_rows(of_q)?, like(k)?, like(v)?])
     }
+}
+
+/// What limits the keys of a query besides its position.
+#[derive(Clone, Copy)]
+pub(crate) enum KeyLimit<'a> {
+    /// Nothing.
+    None,
+    /// A padding mask of bools, `[batch, keys]`.
+    Padding(&'a Tensor),
+    /// The first position of each position's document, `[batch, keys]` of `i64`.
+    Documents(&'a Tensor),
 }
 
 /// Queries and keys in a block: their scores fit in the L1 cache.
@@ -146,6 +155,11 @@ impl Geometry {
         (start / BLOCK..end.div_ceil(BLOCK)).map(move |block| block * BLOCK..((block + 1) * BLOCK).min(keys))
     }
 
+    /// The attention of one document by itself.
+    fn within(&self, span: &DocumentSpan) -> Self {
+        Self { queries: span.queries.len(), keys: span.keys.len(), ..*self }
+    }
+
     /// Heads that share keys and values.
     fn group(&self) -> usize {
         (self.heads / self.kv_heads.max(1)).max(1)
@@ -175,6 +189,11 @@ impl<'a, T: Element> Heads<'a, T> {
             strides: [strides[0], strides[1], strides[2]],
             width: x.shape()[3],
         })
+    }
+
+    /// Without the first rows.
+    fn skip(self, rows: usize) -> Self {
+        Self { offset: self.offset + rows * self.strides[2], ..self }
     }
 
     /// One row.
@@ -248,8 +267,11 @@ struct Mask<'a> {
 }
 
 impl<'a> Mask<'a> {
-    fn new(mask: Option<&'a Tensor>, geometry: &Geometry) -> Result<Self> {
-        let seen = mask.map(|mask| mask.bytes("attention")).transpose()?;
+    fn new(limit: KeyLimit<'a>, geometry: &Geometry) -> Result<Self> {
+        let seen = match limit {
+            KeyLimit::Padding(mask) => Some(mask.bytes("attention")?),
+            KeyLimit::None | KeyLimit::Documents(_) => None,
+        };
         Ok(Self { seen, keys: geometry.keys })
     }
 

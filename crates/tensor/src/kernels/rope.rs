@@ -73,13 +73,16 @@ kernel! {
         // Consecutive rows of one position.
         rows_per_position: usize,
         positions: usize,
+        // Consecutive rows of one table of angles.
+        rows_per_table: usize,
         width: usize,
     }
     |start, piece| {
         let half = width / 2;
         let rows = piece.chunks_exact_mut(width).zip(values[start..].chunks_exact(width));
         for (row, (out, x)) in rows.enumerate() {
-            let position = (start / width + row) / rows_per_position % positions;
+            let row = start / width + row;
+            let position = row / rows_per_table * positions + row / rows_per_position % positions;
             let angles = position * half..(position + 1) * half;
             let angles = cos[angles.clone()].iter().zip(&sin[angles]);
             let angles = angles.map(|(&cos, &sin)| (cos, if rotation == Rotation::Forward { sin } else { -sin }));
@@ -108,8 +111,9 @@ kernel! {
 }
 
 /// Rotates each pair of a row by the angle of its position. `x` is
-/// `[…, positions, width]`, cosines and sines `[positions, width / 2]`. The result
-/// keeps the memory order of heads and positions.
+/// `[…, positions, width]`, cosines and sines `[positions, width / 2]`, or
+/// `[batch, positions, width / 2]`. The result keeps the memory order of heads and
+/// positions.
 pub(crate) fn rope<T: Float>(
     x: &Tensor,
     [cos, sin]: [&Tensor; 2],
@@ -129,6 +133,10 @@ pub(crate) fn rope<T: Float>(
         _ => (x.contiguous("rope")?, None),
     };
     let rows_per_position = if order.is_some() { x.shape()[ndim - 3] } else { 1 };
+    let rows_per_table = match cos.shape().ndim() {
+        2 => usize::MAX,
+        _ => (x.shape().volume() / (x.shape()[0] * width).max(1)).max(1),
+    };
     let (values, cos, sin) = (source.elements::<T>("rope")?, cos.elements("rope")?, sin.elements("rope")?);
     let rotated = make::<T>(source.shape(), |out| {
         let kernel = RopeKernel {
@@ -139,6 +147,7 @@ pub(crate) fn rope<T: Float>(
             rotation,
             rows_per_position,
             positions,
+            rows_per_table,
             width,
             element: PhantomData,
         };

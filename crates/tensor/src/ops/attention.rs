@@ -5,7 +5,7 @@ use weightloom_layout::DType;
 use super::{check_float, check_same_device, common, shape_mismatch};
 use crate::backend::on;
 use crate::error::{Result, TensorError};
-use crate::kernels::attention::Geometry;
+use crate::kernels::attention::{Geometry, KeyLimit};
 use crate::tape::{Context, Function, apply_one};
 use crate::tensor::Tensor;
 
@@ -25,6 +25,32 @@ pub struct Attention {
 
 struct AttentionFunction {
     options: Attention,
+    limit: LimitKind,
+}
+
+/// What the fourth operand is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LimitKind {
+    /// There is none.
+    None,
+    /// A padding mask.
+    Padding,
+    /// The first position of each position's document.
+    Documents,
+}
+
+impl LimitKind {
+    fn dtype(self) -> DType {
+        if self == Self::Documents { DType::I64 } else { DType::Bool }
+    }
+
+    fn of(self, operand: Option<&Tensor>) -> KeyLimit<'_> {
+        match (self, operand) {
+            (Self::None, _) | (_, None) => KeyLimit::None,
+            (Self::Padding, Some(mask)) => KeyLimit::Padding(mask),
+            (Self::Documents, Some(starts)) => KeyLimit::Documents(starts),
+        }
+    }
 }
 
 impl AttentionFunction {
@@ -71,15 +97,16 @@ impl Function for AttentionFunction {
         let mask = masks.first().map(|mask| mask.contiguous("attention")).transpose()?;
         if let Some(mask) = &mask {
             check_same_device("attention", &[q, mask])?;
-            if mask.dtype() != DType::Bool {
+            if mask.dtype() != self.limit.dtype() {
                 return Err(TensorError::DType { op: "attention", dtype: mask.dtype() });
             }
-            if mask.shape()[..] != [geometry.batch, geometry.keys] {
+            let paired = self.limit != LimitKind::Documents || geometry.queries == geometry.keys;
+            if mask.shape()[..] != [geometry.batch, geometry.keys] || !paired {
                 return Err(shape_mismatch("attention", &[q, k, v, mask]));
             }
         }
         let (q, k, v) = (rows(q)?, rows(k)?, rows(v)?);
-        let [out, logs] = on(device).attention(&geometry, [&q, &k, &v], mask.as_ref())?;
+        let [out, logs] = on(device).attention(&geometry, [&q, &k, &v], self.limit.of(mask.as_ref()))?;
         context.save(&[&q, &k, &v, &out, &logs]);
         if let Some(mask) = &mask {
             context.save(&[mask]);
@@ -93,8 +120,9 @@ impl Function for AttentionFunction {
         };
         let geometry = self.geometry([q, k, v])?;
         let gradient = rows(gradient)?;
+        let limit = self.limit.of(masks.first());
         let of_inputs =
-            on(q.device()).attention_gradient(&geometry, [q, k, v], masks.first(), [out, logs], &gradient)?;
+            on(q.device()).attention_gradient(&geometry, [q, k, v], limit, [out, logs], &gradient)?;
         let mut of_inputs: Vec<Option<Tensor>> = of_inputs.map(Some).into();
         of_inputs.extend(masks.iter().map(|_| None));
         Ok(of_inputs)
@@ -107,7 +135,22 @@ impl Tensor {
     /// heads if there are fewer `kv_heads`. A query whose keys are all masked gets
     /// zeros.
     pub fn attention(&self, keys: &Self, values: &Self, options: Attention) -> Result<Self> {
-        apply_one(AttentionFunction { options }, &[self.clone(), keys.clone(), values.clone()])
+        let limit = LimitKind::None;
+        apply_one(AttentionFunction { options, limit }, &[self.clone(), keys.clone(), values.clone()])
+    }
+
+    /// [`attention`](Self::attention) within each document of packed rows. `starts`,
+    /// `[batch, positions]` of `i64`, has the first position of each position's
+    /// document. A document's results have the bits that it has alone in a row.
+    pub fn document_attention(
+        &self,
+        keys: &Self,
+        values: &Self,
+        starts: &Self,
+        options: Attention,
+    ) -> Result<Self> {
+        let inputs = [self.clone(), keys.clone(), values.clone(), starts.clone()];
+        apply_one(AttentionFunction { options, limit: LimitKind::Documents }, &inputs)
     }
 
     /// [`attention`](Self::attention) to the keys where a padding mask of bools,
@@ -120,6 +163,6 @@ impl Tensor {
         options: Attention,
     ) -> Result<Self> {
         let inputs = [self.clone(), keys.clone(), values.clone(), mask.clone()];
-        apply_one(AttentionFunction { options }, &inputs)
+        apply_one(AttentionFunction { options, limit: LimitKind::Padding }, &inputs)
     }
 }

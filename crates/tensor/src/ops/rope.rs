@@ -36,10 +36,10 @@ impl Function for Rope {
         let device = check_same_device("rope", &[x, cos, sin])?;
         check_float("rope", x.dtype())?;
         let ndim = x.shape().ndim();
-        let fits = ndim >= 2
-            && x.shape()[ndim - 1].is_multiple_of(2)
-            && cos.shape()[..] == [x.shape()[ndim - 2], x.shape()[ndim - 1] / 2]
-            && cos.shape() == sin.shape();
+        let fits = ndim >= 2 && x.shape()[ndim - 1].is_multiple_of(2) && cos.shape() == sin.shape() && {
+            let (first, positions, pairs) = (x.shape()[0], x.shape()[ndim - 2], x.shape()[ndim - 1] / 2);
+            cos.shape()[..] == [positions, pairs] || ndim > 2 && cos.shape()[..] == [first, positions, pairs]
+        };
         if !fits {
             return Err(shape_mismatch("rope", &[x, cos, sin]));
         }
@@ -60,8 +60,9 @@ impl Function for Rope {
 
 impl Tensor {
     /// Rotates pairs of elements by the angles of their position. This tensor is
-    /// `[…, positions, width]`, cosines and sines are `[positions, width / 2]`,
-    /// best in `f32`, or in `f64` for `f64`.
+    /// `[…, positions, width]`, cosines and sines are `[positions, width / 2]`, or
+    /// `[batch, positions, width / 2]` where rows differ, best in `f32`, or in
+    /// `f64` for `f64`.
     pub fn rope(&self, cos: &Self, sin: &Self, style: RopeStyle) -> Result<Self> {
         apply_one(Rope { style }, &[self.clone(), cos.clone(), sin.clone()])
     }

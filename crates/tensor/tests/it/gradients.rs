@@ -251,6 +251,33 @@ fn attention_with_padding_and_a_soft_cap() {
 }
 
 #[test]
+fn attention_within_documents() {
+    let inputs = [values(&[2, 2, 5, 4], 1), values(&[2, 1, 5, 4], 2), values(&[2, 1, 5, 4], 3)];
+    let starts = Tensor::from_slice(&[0i64, 0, 2, 2, 2, 0, 1, 1, 1, 4], &[2, 5]).unwrap();
+    let causal = Attention { causal: true, ..Attention::default() };
+    for options in
+        [causal, Attention::default(), Attention { window: Some(2), soft_cap: Some(0.7), ..causal }]
+    {
+        check("document attention", &inputs, |x| x[0].document_attention(&x[1], &x[2], &starts, options));
+    }
+}
+
+#[test]
+fn attention_within_documents_refuses_other_starts() {
+    let x = values(&[1, 1, 3, 4], 1);
+    let causal = Attention { causal: true, ..Attention::default() };
+    let attend = |starts: Tensor| x.document_attention(&x, &x, &starts, causal);
+    let error = attend(Tensor::from_slice(&[0i64, 2, 2], &[1, 3]).unwrap()).unwrap_err();
+    assert_eq!(error.to_string(), "attention: index 2 at position 1 is out of range for 3 rows");
+    assert!(attend(Tensor::from_bools(&[true; 3], &[1, 3]).unwrap()).is_err(), "a padding mask");
+    assert!(attend(Tensor::from_slice(&[0i64, 0], &[1, 2]).unwrap()).is_err(), "too few positions");
+    // A query without a key of its document.
+    let last = x.narrow(2, 2, 1).unwrap();
+    let starts = Tensor::from_slice(&[0i64, 0, 0], &[1, 3]).unwrap();
+    assert!(last.document_attention(&x, &x, &starts, causal).is_err());
+}
+
+#[test]
 fn gate_norm_and_rope_rules() {
     check("swiglu", &[values(&[3, 4], 1), values(&[3, 4], 2)], |x| x[0].swiglu(&x[1]));
     check("layer_norm", &[values(&[2, 3, 5], 1), values(&[5], 2), values(&[5], 3)], |x| {
@@ -263,6 +290,21 @@ fn gate_norm_and_rope_rules() {
         // Heads inside positions, as projections leave them.
         check("rope", &[values(&[2, 3, 2, 4], 5)], |x| x[0].transpose(1, 2)?.rope(&cos, &sin, style));
     }
+    // Other angles in each row.
+    let angles = values(&[2, 3, 2], 4).scale(2.0).unwrap();
+    let (cos, sin) = (angles.cos().unwrap(), angles.sin().unwrap());
+    let x = values(&[2, 2, 3, 4], 5);
+    for x in [x.clone(), values(&[2, 3, 2, 4], 5).transpose(1, 2).unwrap()] {
+        let all = x.rope(&cos, &sin, RopeStyle::Half).unwrap();
+        for row in 0..2 {
+            let [cos, sin] =
+                [&cos, &sin].map(|x| x.narrow(0, row, 1).unwrap().reshape(&shape(&[3, 2])).unwrap());
+            let alone = x.narrow(0, row, 1).unwrap().rope(&cos, &sin, RopeStyle::Half).unwrap();
+            let found: Vec<f64> = all.narrow(0, row, 1).unwrap().to_vec().unwrap();
+            assert_eq!(found, alone.to_vec::<f64>().unwrap(), "row {row}");
+        }
+    }
+    check("rope", &[x], |x| x[0].rope(&cos, &sin, RopeStyle::Half));
 }
 
 #[test]

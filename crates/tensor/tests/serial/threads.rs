@@ -155,6 +155,47 @@ fn attention_does_not_depend_on_the_batch() {
     }
 }
 
+/// A document in a packed row gets what it gets alone, and so do its gradients.
+#[test]
+fn packed_documents_attend_as_alone() {
+    let _serial = crate::serial();
+    // Within a block, at its edges, over several blocks and tasks.
+    let lengths = [3, 64, 1, 70, 600, 130];
+    let time: usize = lengths.iter().sum();
+    let mut starts: Vec<i64> = Vec::new();
+    for length in lengths {
+        starts.extend(vec![starts.len() as i64; length]);
+    }
+    let starts = Tensor::from_slice(&starts, &[1, time]).unwrap();
+    for (dtype, window) in [(DType::F32, None), (DType::F32, Some(50)), (DType::Bf16, None)] {
+        let made = |heads, seed| values(&[1, heads, time, 20], seed).cast(dtype).unwrap();
+        let inputs = [made(4, 1), made(2, 2), made(2, 3)];
+        let weights = made(4, 4);
+        let options = Attention { causal: true, window, ..Attention::default() };
+        let run = |inputs: &[Tensor; 3], weights: &Tensor, starts: Option<&Tensor>| {
+            let [q, k, v] = inputs.each_ref().map(Tensor::requires_grad);
+            let out = match starts {
+                Some(starts) => q.document_attention(&k, &v, starts, options),
+                None => q.attention(&k, &v, options),
+            };
+            let out = out.unwrap();
+            let gradients = backward([(out.clone(), Some(weights.clone()))]).unwrap();
+            let of = |x: &Tensor| gradients.of(x).unwrap().clone();
+            [out.detach(), of(&q), of(&k), of(&v)]
+        };
+        let packed = run(&inputs, &weights, Some(&starts));
+        let mut first = 0;
+        for length in lengths {
+            let part = |x: &Tensor| x.narrow(2, first, length).unwrap();
+            let alone = run(&inputs.each_ref().map(part), &part(&weights), None);
+            for (name, (packed, alone)) in ["out", "dq", "dk", "dv"].iter().zip(packed.iter().zip(&alone)) {
+                assert!(bits(&part(packed)) == bits(alone), "{name} of {length} at {first}, {dtype}");
+            }
+            first += length;
+        }
+    }
+}
+
 #[test]
 fn freed_memory_is_used_again() {
     let _serial = crate::serial();

@@ -141,6 +141,9 @@ impl Rules {
     fn data(&mut self, config: &Config) {
         let data = &config.data;
         self.at_least("data.max_seq_len", data.max_seq_len as u64, 2);
+        self.number("data.max_dropped", data.max_dropped, "a share from 0 to 1", |share| {
+            (0.0..=1.0).contains(&share)
+        });
         if data.r#type == DataType::Files && data.paths.is_empty() {
             let advice = "list files or folders, or set `data.type` to `dummy`";
             self.report(&["data.paths", "data.type"], Rule::Empty { advice });

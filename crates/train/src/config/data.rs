@@ -12,23 +12,30 @@ pub struct DataConfig {
     pub r#type: DataType,
     /// Training files, folders and glob patterns. `*` matches within a file
     /// name, `**` matches any number of folders. A folder contributes its
-    /// `.txt`, `.text`, `.md`, `.markdown`, `.jsonl` and `.ndjson` files.
+    /// `.txt`, `.text`, `.md`, `.markdown`, `.jsonl` and `.ndjson` files. A
+    /// named `.json` file is an array of the same objects as in JSONL.
     #[serde(default)]
     pub paths: Vec<String>,
     /// Evaluation files, folders and glob patterns.
     #[serde(default)]
     pub eval_paths: Vec<String>,
-    /// Format of each line of a JSONL file.
+    /// Format of each object of a JSON or JSONL file. If set, named files of
+    /// other types are read too: as plain text for `text`, else as JSONL.
     #[serde(default)]
     pub format: DataFormat,
     /// Tokens per row. Longer text continues in the next row; longer
     /// prompt-completion pairs and conversations are truncated.
     #[serde(default = "max_seq_len")]
     pub max_seq_len: usize,
-    /// Pack documents into rows of `max_seq_len` tokens. If false, each
+    /// Pack documents into rows of `max_seq_len` tokens. Tokens attend only to
+    /// their own document, and positions restart with each. If false, each
     /// document starts a new row, which is padded at the end.
     #[serde(default = "yes")]
     pub packing: bool,
+    /// Greatest share of documents that may be dropped because nothing in them
+    /// can be trained on. More is an error that lists the reasons.
+    #[serde(default = "max_dropped")]
+    pub max_dropped: f64,
     /// Tokens that contribute to the loss.
     #[serde(default)]
     pub train_on: TrainOn,
@@ -49,6 +56,10 @@ pub struct DataConfig {
 
 fn max_seq_len() -> usize {
     512
+}
+
+fn max_dropped() -> f64 {
+    0.05
 }
 
 fn yes() -> bool {

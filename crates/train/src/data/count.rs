@@ -2,24 +2,27 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::sample::{DocumentStatus, Sample};
+use super::sample::Sample;
+use super::status::{DocumentStatus, DropCounts};
 use crate::config::RowLayout;
 
 /// Counts over all documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Count {
-    /// Documents, including skipped ones.
+    /// Documents, including dropped ones.
     pub documents: u64,
     /// Rows per epoch.
     pub rows: u64,
-    /// Tokens of documents that are not skipped.
+    /// Tokens of documents that are used, without those cut off.
     pub tokens: u64,
     /// Tokens that contribute to the loss.
     pub targets: u64,
-    /// Documents without tokens that contribute to the loss.
-    pub skipped: u64,
+    /// Documents that are not used.
+    pub dropped: DropCounts,
     /// Documents longer than a row.
     pub truncated: u64,
+    /// Tokens cut off from truncated documents.
+    pub cut_tokens: u64,
     layout: RowLayout,
     size: u64,
 }
@@ -27,10 +30,12 @@ pub struct Count {
 /// The size of one document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Measure {
-    /// Number of tokens; 0 if skipped.
+    /// Number of tokens; 0 if dropped.
     pub tokens: u32,
     /// Number of tokens that contribute to the loss.
     pub targets: u32,
+    /// Number of tokens before truncation, also of dropped documents.
+    pub full_length: u32,
     /// Whether it is used whole.
     pub status: DocumentStatus,
 }
@@ -48,7 +53,12 @@ impl Measure {
     pub(super) fn of(sample: &Sample) -> Self {
         // A document has fewer than 2^32 bytes, and so fewer tokens.
         let small = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        Self { tokens: small(sample.tokens.len()), targets: small(sample.targets()), status: sample.status }
+        Self {
+            tokens: small(sample.tokens.len()),
+            targets: small(sample.targets()),
+            full_length: small(sample.full_length),
+            status: sample.status,
+        }
     }
 }
 
@@ -56,17 +66,27 @@ impl Count {
     /// Sums over documents, for rows of this layout and size.
     pub(super) fn new(measures: &[Measure], layout: RowLayout, size: usize) -> Self {
         let size = size as u64;
-        let status = |status: DocumentStatus| {
-            measures.iter().filter(|measure| measure.status == status).count() as u64
-        };
+        let mut dropped = DropCounts::default();
+        let (mut truncated, mut cut_tokens) = (0, 0);
+        for measure in measures {
+            match measure.status {
+                DocumentStatus::Whole => {}
+                DocumentStatus::Truncated => {
+                    truncated += 1;
+                    cut_tokens += u64::from(measure.full_length.saturating_sub(measure.tokens));
+                }
+                DocumentStatus::Dropped(reason) => dropped.add(reason),
+            }
+        }
         let tokens = measures.iter().map(|measure| u64::from(measure.tokens)).sum();
         let mut count = Self {
             documents: measures.len() as u64,
             rows: measures.iter().map(|measure| rows_of(measure.tokens.into(), size)).sum(),
             tokens,
             targets: measures.iter().map(|measure| u64::from(measure.targets)).sum(),
-            skipped: status(DocumentStatus::Skipped),
-            truncated: status(DocumentStatus::Truncated),
+            dropped,
+            truncated,
+            cut_tokens,
             layout,
             size,
         };

@@ -2,6 +2,7 @@
 //!
 //! The index takes 16 bytes per document, so files may be larger than memory.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::PathBuf;
@@ -18,11 +19,11 @@ use crate::config::DataFormat;
 
 /// The size of the data.
 #[allow(missing_docs)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataSize {
     pub files: usize,
-    /// Files in folders with an unsupported extension.
-    pub skipped_files: usize,
+    /// Files in folders with an unsupported extension, by extension.
+    pub skipped_files: BTreeMap<String, usize>,
     pub documents: usize,
     pub bytes: u64,
 }
@@ -31,7 +32,18 @@ pub(super) struct Documents {
     files: Vec<Scanned>,
     entries: Vec<Entry>,
     format: DataFormat,
-    skipped_files: usize,
+    skipped_files: BTreeMap<String, usize>,
+    prompt_style: PromptStyle,
+}
+
+/// How prompts look to a model that is trained on the data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PromptStyle {
+    /// As they are.
+    #[default]
+    Plain,
+    /// As user messages in a chat template.
+    Chat,
 }
 
 struct Scanned {
@@ -43,7 +55,7 @@ struct Scanned {
 }
 
 impl Documents {
-    /// Scans all files. The first line of each JSONL file is parsed, so that a
+    /// Scans all files. The first object of each JSON file is parsed, so that a
     /// file in another format is found before the run starts.
     pub(super) fn new(
         paths: &[String],
@@ -53,7 +65,7 @@ impl Documents {
         if let Some(separator) = separator.filter(|separator| separator.contains(['\n', '\r'])) {
             return Err(DataError::Separator { separator: separator.to_owned() });
         }
-        let FoundFiles { files: found, skipped_files } = FoundFiles::new(paths)?;
+        let FoundFiles { files: found, skipped_files } = FoundFiles::new(paths, format)?;
         let (mut files, mut entries) = (Vec::with_capacity(found.len()), Vec::new());
         for file in found {
             let whole = scan(&file, separator, &mut entries)?;
@@ -62,11 +74,12 @@ impl Documents {
             files.push(Scanned { path: file.path, kind: file.kind, fingerprint, end: entries.len() });
         }
         entries.shrink_to_fit();
-        let documents = Self { files, entries, format, skipped_files };
+        let prompt_style = PromptStyle::Plain;
+        let mut documents = Self { files, entries, format, skipped_files, prompt_style };
         let mut first = 0;
         for file in &documents.files {
-            if file.kind == Kind::Jsonl {
-                documents.read(first)?;
+            if file.kind != Kind::Text && matches!(documents.read(first)?.1, Content::Chat { .. }) {
+                documents.prompt_style = PromptStyle::Chat;
             }
             first = file.end;
         }
@@ -80,7 +93,7 @@ impl Documents {
     pub(super) fn size(&self) -> DataSize {
         DataSize {
             files: self.files.len(),
-            skipped_files: self.skipped_files,
+            skipped_files: self.skipped_files.clone(),
             documents: self.len(),
             bytes: self.fingerprints().map(|file| file.bytes).sum(),
         }
@@ -100,7 +113,7 @@ impl Documents {
                 let kind = match file.kind {
                     // A text file may be one large document.
                     Kind::Text => DataKind::Text,
-                    Kind::Jsonl => self.read(first)?.1.kind(),
+                    _ => self.read(first)?.1.kind(),
                 };
                 let FileFingerprint { name, bytes, .. } = file.fingerprint.clone();
                 found.push(DataFile { name, bytes, kind });
@@ -110,16 +123,34 @@ impl Documents {
         Ok(found)
     }
 
-    /// Whether there are JSONL files.
-    pub(super) fn has_jsonl(&self) -> bool {
-        self.files.iter().any(|file| file.kind == Kind::Jsonl)
+    /// Whether there are JSON files.
+    pub(super) fn has_json(&self) -> bool {
+        self.files.iter().any(|file| file.kind != Kind::Text)
+    }
+
+    /// Chat, if the first record of a file is a conversation.
+    pub(super) fn prompt_style(&self) -> PromptStyle {
+        self.prompt_style
+    }
+
+    /// The size of a document in bytes.
+    pub(super) fn bytes(&self, number: usize) -> u64 {
+        u64::from(self.entries[number].bytes)
+    }
+
+    fn file_of(&self, number: usize) -> &Scanned {
+        &self.files[self.files.partition_point(|file| file.end <= number)]
+    }
+
+    /// The location of a document.
+    pub(super) fn origin(&self, number: usize) -> Origin {
+        let file = self.file_of(number).path.display().to_string();
+        Origin { file, line: self.entries[number].line as usize }
     }
 
     /// Reads the document with this index.
     pub(super) fn read(&self, number: usize) -> Result<(Origin, Content), DataError> {
-        let file = &self.files[self.files.partition_point(|file| file.end <= number)];
-        let entry = self.entries[number];
-        let origin = Origin { file: file.path.display().to_string(), line: entry.line as usize };
+        let (file, entry, origin) = (self.file_of(number), self.entries[number], self.origin(number));
         let text = String::from_utf8(bytes(file, entry, &origin)?).map_err(|error| {
             let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
             let line = origin.line + before.iter().filter(|&&byte| byte == b'\n').count();
@@ -127,7 +158,7 @@ impl Documents {
         })?;
         let content = match file.kind {
             Kind::Text => Content::Text(text),
-            Kind::Jsonl => parse(&text, self.format, &origin)?,
+            Kind::Jsonl | Kind::JsonArray => parse(&text, self.format, &origin)?,
         };
         Ok((origin, content))
     }

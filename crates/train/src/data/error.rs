@@ -3,6 +3,9 @@
 use weightloom_errors::{FileError, Hint, name_list, nearest};
 use weightloom_hub::text::{ChatError, TextError};
 
+use super::status::DropReason;
+use super::summary::DroppedDocuments;
+
 /// The keys that identify the format of a JSONL line.
 const KEYS: [&str; 4] = ["text", "prompt", "completion", "messages"];
 
@@ -21,8 +24,10 @@ pub enum DataError {
     Pattern { pattern: String, message: String },
     #[error(transparent)]
     File(#[from] FileError),
-    #[error("unsupported file type `.json`: `{file}`")]
-    Json { file: String },
+    #[error("cannot read `{file}`: {}", file_type(.extension.as_deref()))]
+    FileType { file: String, extension: Option<String> },
+    #[error("{file}:{line}: cannot read a JSON array of objects: {reason}")]
+    NotAnArray { file: String, line: usize, reason: &'static str },
     #[error("`{file}` contains no documents")]
     Empty { file: String },
     #[error("{file}:{line}: {what} exceeds {limit}")]
@@ -59,6 +64,10 @@ pub enum DataError {
     UnlocatedMessage { file: String, line: usize, message: usize },
     #[error("{file}:{line}: cannot tokenize the document")]
     Encode { file: String, line: usize, source: TextError },
+    #[error("cannot tokenize the sample prompt {prompt:?}")]
+    SamplePrompt { prompt: String, source: TextError },
+    #[error("cannot render the sample prompt {prompt:?} with the chat template")]
+    SampleChat { prompt: String, source: ChatError },
     #[error("{file}:{line}: token {token} exceeds the model's vocabulary of {vocabulary}")]
     Token { file: String, line: usize, token: u32, vocabulary: usize },
     #[error("`data.max_seq_len` is 0")]
@@ -67,6 +76,11 @@ pub enum DataError {
     NoVocabulary,
     #[error("none of {documents} documents has a token that contributes to the loss")]
     NoTargets { documents: usize },
+    #[error(
+        "cannot train on {dropped} of {read} documents, a larger share than `data.max_dropped` ({limit}): {}",
+        dropped_list(.reasons)
+    )]
+    TooManyDropped { dropped: u64, read: u64, limit: String, reasons: Vec<DroppedDocuments> },
     #[error("dummy data has no epochs")]
     NoEpochs,
     #[error("a batch must have at least one row")]
@@ -108,7 +122,15 @@ impl Hint for DataError {
             Self::NoPaths => "list files, folders or glob patterns in `data.paths`",
             Self::NotFound { .. } => "check the path; `*` matches any part of a name",
             Self::NoFiles { .. } => "use files that end in .txt, .text, .md, .markdown, .jsonl or .ndjson",
-            Self::Json { .. } => "convert it to JSONL, with one object per line",
+            Self::FileType { .. } => {
+                "set `data.format: text` to train on it as plain text, or convert it to JSONL"
+            }
+            Self::NotAnArray { .. } => {
+                "write [{…}, {…}], or one object per line in a file that ends in .jsonl"
+            }
+            Self::TooManyDropped { dropped, read, reasons, .. } => {
+                return Some(dropped_hint(*dropped as f64 / *read as f64, reasons));
+            }
             Self::Empty { .. } => "delete it, or remove it from `data.paths`",
             Self::TooLarge { .. } => "split the file, or set `data.separator`",
             Self::Separator { .. } => "set `data.separator` to a single line",
@@ -128,11 +150,15 @@ impl Hint for DataError {
             Self::NoTokenizer => "use a model with a tokenizer, or set `data.type: dummy`",
             Self::NoTemplate { .. } => "set `data.chat_template` to a file with a template",
             Self::File(error) => return error.hint(),
-            Self::TemplateFile { source, .. } | Self::Chat { source, .. } => return source.hint(),
+            Self::TemplateFile { source, .. }
+            | Self::Chat { source, .. }
+            | Self::SampleChat { source, .. } => return source.hint(),
             Self::UnlocatedMessage { .. } => {
                 "use a simpler template in `data.chat_template`, or set `data.train_on: all`"
             }
-            Self::Encode { source, .. } | Self::Tokenizer { source } => return source.hint(),
+            Self::Encode { source, .. } | Self::Tokenizer { source } | Self::SamplePrompt { source, .. } => {
+                return source.hint();
+            }
             Self::Token { .. } => "use the model's own tokenizer",
             Self::NoLength => "set `data.max_seq_len`, for example to 512",
             Self::NoTargets { .. } => {
@@ -140,8 +166,12 @@ impl Hint for DataError {
                  messages"
             }
             Self::NoEpochs => "set `train.max_steps`",
-            Self::OtherSetting { .. } => "restore the setting, or start a new run",
-            Self::OtherFiles { .. } => "restore the files, or start a new run",
+            Self::OtherSetting { .. } => {
+                "restore the setting, start a new run, or start the data again with --force-resume"
+            }
+            Self::OtherFiles { .. } => {
+                "restore the files, start a new run, or start the data again with --force-resume"
+            }
             _ => return None,
         };
         Some(hint.to_owned())
@@ -153,6 +183,28 @@ fn format_hint(keys: &[String]) -> String {
         Some((key, near)) => format!("rename `{key}` to `{near}`"),
         None => "use the key `text`, or `prompt` and `completion`, or `messages`".to_owned(),
     }
+}
+
+fn file_type(extension: Option<&str>) -> String {
+    match extension {
+        Some(extension) => format!("unsupported file type `{extension}`"),
+        None => "a file without an extension may contain anything".to_owned(),
+    }
+}
+
+fn dropped_list(reasons: &[DroppedDocuments]) -> String {
+    reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+fn dropped_hint(share: f64, reasons: &[DroppedDocuments]) -> String {
+    let fix = match reasons.first().map(|dropped| dropped.reason) {
+        Some(DropReason::UnknownRoles) => "rename the roles to `user` and `assistant`",
+        Some(DropReason::NoAssistantMessage) => "add assistant messages, or set `data.train_on: all`",
+        Some(DropReason::AnswerCutOff) => "raise `data.max_seq_len` so that answers fit",
+        Some(DropReason::NothingToTrain) | None => "remove the documents",
+    };
+    // Rounded up, so that setting it is enough.
+    format!("{fix}; to train without them set `data.max_dropped: {}`", (share * 100.0).ceil() / 100.0)
 }
 
 fn listed(keys: &[String]) -> String {

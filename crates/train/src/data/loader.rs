@@ -10,16 +10,17 @@ use weightloom_hub::text::{ChatTemplate, ChatTemplates, Tokenizer};
 
 use super::count::{Count, Measure, Progress};
 use super::digest::Digest;
-use super::documents::{DataSize, Documents};
+use super::documents::{DataSize, Documents, PromptStyle};
 use super::dummy::Dummy;
 use super::error::DataError;
 use super::formatting;
 use super::order::{Order, Shuffle};
 use super::prefetch::Prefetched;
 use super::row::{Batch, Row};
-use super::sample::{Sampler, Templates};
+use super::sample::{Sampler, Templates, plain_prompt};
 use super::state::{DataState, Dataset, Position};
 use super::stream::{Epochs, Lengths, RowStream, Want};
+use super::summary::DocumentsRead;
 use crate::config::{DataConfig, DataType};
 
 /// The inputs of a loader.
@@ -151,10 +152,33 @@ impl Loader {
 
     /// The size of the data before tokenization; `None` for dummy data.
     pub fn size(&self) -> Option<DataSize> {
-        match &self.source {
-            Source::Files(stream) => Some(stream.documents.size()),
-            Source::Dummy(_) => None,
-        }
+        Some(self.file_stream()?.documents.size())
+    }
+
+    /// How prompts look to a model that is trained on the data.
+    pub fn prompt_style(&self) -> PromptStyle {
+        self.file_stream().map_or(PromptStyle::Plain, |stream| stream.documents.prompt_style())
+    }
+
+    /// A prompt as a model that is trained on the data expects it: as it is, or as
+    /// a user message in the chat template, with what precedes an answer.
+    /// `None` without a tokenizer.
+    pub fn encode_prompt(&self, prompt: &str) -> Result<Option<Vec<u32>>, DataError> {
+        let tokens = match self.file_stream() {
+            Some(stream) if self.prompt_style() == PromptStyle::Chat => stream.sampler.chat_prompt(prompt),
+            _ => match &self.settings.tokenizer {
+                Some(tokenizer) => plain_prompt(tokenizer, prompt),
+                None => return Ok(None),
+            },
+        };
+        tokens.map(Some)
+    }
+
+    /// Starts at the first document of changed data, with the rows and tokens of
+    /// a saved position.
+    pub fn restart(&mut self, state: &DataState) {
+        let Position { rows, tokens, .. } = state.position;
+        self.position = Position { rows, tokens, ..Position::default() };
     }
 
     /// How the data are formatted; `None` for dummy data.
@@ -268,10 +292,10 @@ impl Loader {
         Self::new(DataSettings { config, epochs: Epochs::Times(1), ..self.settings.clone() }).map(Some)
     }
 
-    /// The first `limit` evaluation rows, or all for 0, in memory at once. Use
-    /// [`Self::held_out`] for large data.
-    pub fn eval_rows(&self, limit: usize) -> Result<Vec<Row>, DataError> {
-        let Some(mut loader) = self.held_out()? else { return Ok(Vec::new()) };
+    /// The first `limit` evaluation rows, or all for 0, in memory at once, and the
+    /// account of their documents. Use [`Self::held_out`] for large data.
+    pub fn eval_rows(&self, limit: usize) -> Result<(Vec<Row>, Option<DocumentsRead>), DataError> {
+        let Some(mut loader) = self.held_out()? else { return Ok((Vec::new(), None)) };
         let mut rows = Vec::new();
         while limit == 0 || rows.len() < limit {
             match loader.next_batch(1, &[0..1])? {
@@ -279,7 +303,7 @@ impl Loader {
                 None => break,
             }
         }
-        Ok(rows)
+        Ok((rows, Some(DocumentsRead::at(&loader.position))))
     }
 
     /// Prepares the batches on a thread.
@@ -296,7 +320,15 @@ impl Loader {
         self.dataset.clone()
     }
 
-    fn files(&mut self) -> Result<&mut RowStream, DataError> {
+    /// The stream of rows; `None` for dummy data.
+    pub(super) fn file_stream(&self) -> Option<&RowStream> {
+        match &self.source {
+            Source::Files(stream) => Some(stream),
+            Source::Dummy(_) => None,
+        }
+    }
+
+    pub(super) fn files(&mut self) -> Result<&mut RowStream, DataError> {
         match &mut self.source {
             Source::Files(stream) => Ok(stream),
             Source::Dummy(_) => Err(DataError::NoEpochs),
@@ -389,7 +421,7 @@ fn row_settings(settings: &DataSettings, stream: &RowStream) -> Result<BTreeMap<
     digest.text(&tokenizer.config_json(None));
     put("tokenizer", digest.hex());
     // Text files need no template.
-    if stream.documents.has_jsonl() {
+    if stream.documents.has_json() {
         let mut digest = Digest::new();
         match &stream.sampler.templates {
             Templates::File(template) => digest.text(template.source()),

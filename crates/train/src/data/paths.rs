@@ -1,12 +1,12 @@
 //! Resolving `data.paths` to files.
 //!
 //! A path is a file, a folder or a glob pattern. A folder contributes, at any
-//! depth, the files with a known extension. A named or matched file is read
-//! whatever its extension, as JSONL if it has that extension and as text
-//! otherwise. Files come in the order of the paths, and those of one path by
+//! depth, the text and JSONL files; files of other types are counted. A named or
+//! matched file of another type is an error unless `data.format` says what it
+//! is. Files come in the order of the paths, and those of one path by
 //! name, which is the same on every machine. Duplicates are read once.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -16,6 +16,7 @@ use globset::{GlobBuilder, GlobMatcher};
 use weightloom_errors::FileError;
 
 use super::error::DataError;
+use crate::config::DataFormat;
 
 /// The type of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +25,8 @@ pub(super) enum Kind {
     Text,
     /// One JSON object per line.
     Jsonl,
+    /// A JSON array of objects.
+    JsonArray,
 }
 
 /// A file to read.
@@ -39,12 +42,12 @@ pub(super) struct FoundFile {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct FoundFiles {
     pub(super) files: Vec<FoundFile>,
-    /// Files in folders with an unsupported extension.
-    pub(super) skipped_files: usize,
+    /// Files in folders with an unsupported extension, by extension.
+    pub(super) skipped_files: BTreeMap<String, usize>,
 }
 
 impl FoundFiles {
-    pub(super) fn new(paths: &[String]) -> Result<Self, DataError> {
+    pub(super) fn new(paths: &[String], format: DataFormat) -> Result<Self, DataError> {
         if paths.is_empty() {
             return Err(DataError::NoPaths);
         }
@@ -53,9 +56,9 @@ impl FoundFiles {
         for path in paths {
             let mut files = Vec::new();
             match fs::metadata(path) {
-                Ok(metadata) => skipped.extend(add_path(Path::new(path), &metadata, &mut files)?),
+                Ok(metadata) => skipped.extend(add_path(Path::new(path), &metadata, format, &mut files)?),
                 Err(error) if error.kind() == ErrorKind::NotFound && is_pattern(path) => {
-                    skipped.extend(add_pattern(path, &mut files)?);
+                    skipped.extend(add_pattern(path, format, &mut files)?);
                 }
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     return Err(DataError::NotFound { path: path.clone() });
@@ -72,7 +75,10 @@ impl FoundFiles {
                 }
             }
         }
-        found.skipped_files = skipped.iter().filter(|path| !seen.contains(&absolute(path))).count();
+        for path in skipped.iter().filter(|path| !seen.contains(&absolute(path))) {
+            let extension = extension(path).unwrap_or_else(|| "no extension".to_owned());
+            *found.skipped_files.entry(extension).or_default() += 1;
+        }
         Ok(found)
     }
 }
@@ -85,6 +91,7 @@ fn absolute(path: &Path) -> PathBuf {
 fn add_path(
     path: &Path,
     metadata: &fs::Metadata,
+    format: DataFormat,
     files: &mut Vec<FoundFile>,
 ) -> Result<Vec<PathBuf>, DataError> {
     let mut skipped = Vec::new();
@@ -100,14 +107,18 @@ fn add_path(
         })?;
     } else {
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-        files.push(FoundFile { path: path.to_owned(), name, kind: file_kind(path)? });
+        files.push(FoundFile { path: path.to_owned(), name, kind: file_kind(path, format)? });
     }
     Ok(skipped)
 }
 
 /// Adds the files and folders that a pattern matches. Returns the unsupported
 /// files.
-fn add_pattern(pattern: &str, files: &mut Vec<FoundFile>) -> Result<Vec<PathBuf>, DataError> {
+fn add_pattern(
+    pattern: &str,
+    format: DataFormat,
+    files: &mut Vec<FoundFile>,
+) -> Result<Vec<PathBuf>, DataError> {
     let (base, rest) = split_pattern(pattern);
     let matcher = matcher(pattern, &rest)?;
     if !base.is_dir() {
@@ -123,11 +134,12 @@ fn add_pattern(pattern: &str, files: &mut Vec<FoundFile>) -> Result<Vec<PathBuf>
             return Ok(());
         }
         if !entry.metadata.is_dir() {
-            files.push(FoundFile { kind: file_kind(&entry.path)?, path: entry.path, name: entry.name });
+            let kind = file_kind(&entry.path, format)?;
+            files.push(FoundFile { kind, path: entry.path, name: entry.name });
             return Ok(());
         }
         let inside = files.len();
-        skipped.extend(add_path(&entry.path, &entry.metadata, files)?);
+        skipped.extend(add_path(&entry.path, &entry.metadata, format, files)?);
         for file in &mut files[inside..] {
             file.name = format!("{}/{}", entry.name, file.name);
         }
@@ -225,14 +237,27 @@ fn extension_kind(path: &Path) -> Option<Kind> {
     }
 }
 
-/// The type of a named file.
-fn file_kind(path: &Path) -> Result<Kind, DataError> {
-    let json = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
-    match extension_kind(path) {
-        Some(kind) => Ok(kind),
-        None if json => Err(DataError::Json { file: path.display().to_string() }),
-        None => Ok(Kind::Text),
+/// The type of a named file. A configured format decides what files of other
+/// types contain.
+fn file_kind(path: &Path, format: DataFormat) -> Result<Kind, DataError> {
+    if let Some(kind) = extension_kind(path) {
+        return Ok(kind);
     }
+    if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json")) {
+        return Ok(Kind::JsonArray);
+    }
+    match format {
+        DataFormat::Text => Ok(Kind::Text),
+        DataFormat::PromptCompletion | DataFormat::Chat => Ok(Kind::Jsonl),
+        DataFormat::Auto => {
+            Err(DataError::FileType { file: path.display().to_string(), extension: extension(path) })
+        }
+    }
+}
+
+/// The extension of a file with its dot, in lower case.
+fn extension(path: &Path) -> Option<String> {
+    Some(format!(".{}", path.extension()?.to_string_lossy().to_lowercase()))
 }
 
 fn unreadable(path: &Path, error: &std::io::Error) -> DataError {

@@ -1,4 +1,6 @@
-//! Parsing a JSONL line as a document.
+//! Parsing a JSON object as a document.
+
+use std::fmt;
 
 use weightloom_hub::DataKind;
 use weightloom_hub::text::{Message, OrderedJson};
@@ -38,15 +40,23 @@ pub(super) struct Origin {
     pub(super) line: usize,
 }
 
-/// Parses a line. Ignores unknown keys, which are often metadata.
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.file, self.line)
+    }
+}
+
+/// Parses an object of a JSONL file or a JSON array. Ignores unknown keys, which
+/// are often metadata.
 pub(super) fn parse(line: &str, format: DataFormat, origin: &Origin) -> Result<Content, DataError> {
     let Origin { file, line: number } = origin;
     let line = line.trim_end_matches(['\n', '\r']);
     let data: OrderedJson = serde_json::from_str(line).map_err(|error| {
-        // The line number of the error is always 1.
         let message = error.to_string();
         let message = message.split(" at line ").next().unwrap_or_default().to_owned();
-        DataError::Syntax { file: file.clone(), line: *number, column: error.column(), message }
+        // An object of an array may span several lines.
+        let line = number + error.line().saturating_sub(1);
+        DataError::Syntax { file: file.clone(), line, column: error.column(), message }
     })?;
     let OrderedJson::Map(fields) = data else {
         let (key, found) = ("the line".to_owned(), kind(&data));

@@ -25,6 +25,25 @@ impl Row {
         Self { inputs: vec![pad; size], targets: vec![IGNORED; size], starts: Vec::new(), length: 0 }
     }
 
+    /// Whether it has tokens of several documents.
+    pub fn is_packed(&self) -> bool {
+        self.starts.iter().any(|&start| start > 0)
+    }
+
+    /// The first position of the document of each of the first `count` positions.
+    /// Padding counts as a document.
+    pub fn document_starts(&self, count: usize) -> Vec<i64> {
+        let mut next = self.starts.iter().copied().chain([self.length]).peekable();
+        let mut start = 0;
+        let at = |position: usize| {
+            while let Some(first) = next.next_if(|&first| first <= position) {
+                start = first;
+            }
+            start as i64
+        };
+        (0..count).map(at).collect()
+    }
+
     /// Number of targets that contribute to the loss.
     pub fn target_count(&self) -> u64 {
         self.targets.iter().filter(|&&target| target != IGNORED).count() as u64

@@ -13,39 +13,45 @@
 //! The first token of a document never contributes, because nothing precedes it.
 //! So the mask does not depend on how documents are split into rows.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use weightloom_hub::text::{ChatContext, ChatTemplate, ChatTemplates, Encoded, Message, Special, Tokenizer};
+use weightloom_hub::text::{
+    ChatContext, ChatTemplate, ChatTemplates, Encoded, GenerationPrompt, Message, Special, Tokenizer,
+};
 
 use super::chat::{self, AssistantSpan, LocateError, SpanEnd};
 use super::error::DataError;
 use super::record::{Content, Origin};
+use super::status::{DocumentStatus, DropReason};
 use crate::config::TrainOn;
 
-/// How a document is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub enum DocumentStatus {
-    /// As a whole.
-    Whole,
-    /// Truncated to a row.
-    Truncated,
-    /// Not at all, because no token contributes to the loss.
-    Skipped,
-}
+/// The roles that chat templates know.
+const ROLES: [&str; 7] = ["system", "developer", "user", "assistant", "tool", "function", "ipython"];
 
-/// A tokenized document. Empty if skipped, else two tokens or more.
+/// A tokenized document. Empty if dropped, else two tokens or more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sample {
     pub(super) tokens: Vec<u32>,
     /// Whether each token contributes to the loss.
     pub(super) mask: Vec<bool>,
     pub(super) status: DocumentStatus,
+    /// Number of tokens before truncation.
+    pub(super) full_length: usize,
+    /// The roles for which it is dropped.
+    pub(super) unknown_roles: BTreeSet<String>,
 }
 
 impl Sample {
-    fn skipped() -> Self {
-        Self { tokens: Vec::new(), mask: Vec::new(), status: DocumentStatus::Skipped }
+    fn new(tokens: Vec<u32>, mask: Vec<bool>) -> Self {
+        let full_length = tokens.len();
+        Self { tokens, mask, status: DocumentStatus::Whole, full_length, unknown_roles: BTreeSet::new() }
+    }
+
+    /// The sample without its tokens.
+    fn dropped(self, reason: DropReason) -> Self {
+        Self { tokens: Vec::new(), mask: Vec::new(), status: DocumentStatus::Dropped(reason), ..self }
     }
 
     pub(super) fn targets(&self) -> usize {
@@ -97,10 +103,14 @@ impl Sampler {
         if let Some(first) = sample.mask.first_mut() {
             *first = false;
         }
-        if sample.targets() == 0 {
-            return Ok(Sample::skipped());
+        if sample.targets() > 0 {
+            return Ok(sample);
         }
-        Ok(sample)
+        let reason = match sample.status {
+            DocumentStatus::Dropped(reason) => reason,
+            DocumentStatus::Whole | DocumentStatus::Truncated => DropReason::NothingToTrain,
+        };
+        Ok(sample.dropped(reason))
     }
 
     fn text(&self, text: &str, origin: &Origin) -> Result<Sample, DataError> {
@@ -112,7 +122,7 @@ impl Sampler {
         let is_marker =
             |token: &u32| self.tokenizer.bos() == Some(*token) || self.tokenizer.eos().contains(token);
         if tokens.iter().all(is_marker) {
-            return Ok(Sample::skipped());
+            return Ok(Sample::new(tokens, Vec::new()).dropped(DropReason::NothingToTrain));
         }
         if self.has_two_bos(&tokens) {
             tokens.remove(0);
@@ -123,7 +133,8 @@ impl Sampler {
         if let Some(end) = self.missing_eos(&tokens) {
             tokens.push(end);
         }
-        Ok(Sample { mask: vec![true; tokens.len()], tokens, status: DocumentStatus::Whole })
+        let mask = vec![true; tokens.len()];
+        Ok(Sample::new(tokens, mask))
     }
 
     fn prompt(&self, prompt: String, completion: &str, origin: &Origin) -> Result<Sample, DataError> {
@@ -139,7 +150,9 @@ impl Sampler {
             offsets.pop();
         }
         let has_bytes = |range: &Range<usize>| !range.is_empty();
-        let Some(first) = offsets.iter().position(has_bytes) else { return Ok(Sample::skipped()) };
+        let Some(first) = offsets.iter().position(has_bytes) else {
+            return Ok(Sample::new(tokens, Vec::new()).dropped(DropReason::NothingToTrain));
+        };
         let last = offsets.iter().rposition(has_bytes).unwrap_or(first);
         // Tokens that the tokenizer adds have no bytes; those at the end
         // contribute like the EOS token.
@@ -178,11 +191,28 @@ impl Sampler {
             LocateError::NotFound(at) => DataError::UnlocatedMessage { file, line, message: at + 1 },
         })?;
         let encoded = self.encode(&rendered.text, Special::Plain, origin)?;
+        if rendered.assistant.is_empty() {
+            return Ok(without_answer(messages, encoded.ids));
+        }
         let spans: Vec<Range<usize>> =
             rendered.assistant.iter().map(|span| self.span_bytes(*span, &rendered.text, &encoded)).collect();
         let mask =
             encoded.offsets.iter().map(|range| spans.iter().any(|span| overlaps(range, span))).collect();
         Ok(self.truncate(encoded.ids, mask))
+    }
+
+    /// The tokens of a conversation with one user message, up to the answer.
+    pub(super) fn chat_prompt(&self, prompt: &str) -> Result<Vec<u32>, DataError> {
+        let context = ChatContext::default();
+        let Some(template) = self.templates.pick(&context) else {
+            return plain_prompt(&self.tokenizer, prompt);
+        };
+        let messages = [Message::new("user", prompt)];
+        let text = template
+            .render(&messages, GenerationPrompt::Add, &context)
+            .map_err(|source| DataError::SampleChat { prompt: prompt.to_owned(), source })?;
+        let failed = |source| DataError::SamplePrompt { prompt: prompt.to_owned(), source };
+        self.tokenizer.encode(&text, Special::Plain).map_err(failed)
     }
 
     /// The bytes of an assistant message, including the token that ends it.
@@ -234,16 +264,47 @@ impl Sampler {
 
     /// Truncates a prompt or conversation at the end: a completion without its
     /// prompt would teach the wrong thing.
-    fn truncate(&self, mut tokens: Vec<u32>, mut mask: Vec<bool>) -> Sample {
+    fn truncate(&self, tokens: Vec<u32>, mut mask: Vec<bool>) -> Sample {
         if self.train_on == TrainOn::All {
             mask.fill(true);
         }
-        let status =
-            if tokens.len() > self.max_tokens { DocumentStatus::Truncated } else { DocumentStatus::Whole };
-        tokens.truncate(self.max_tokens);
-        mask.truncate(self.max_tokens);
-        Sample { tokens, mask, status }
+        let mut sample = Sample::new(tokens, mask);
+        if sample.tokens.len() <= self.max_tokens {
+            return sample;
+        }
+        let (kept, cut) = sample.mask.split_at(self.max_tokens);
+        // The first token never contributes.
+        let answered = kept.iter().skip(1).any(|&counts| counts);
+        let cut_off = !answered && cut.iter().any(|&counts| counts);
+        sample.tokens.truncate(self.max_tokens);
+        sample.mask.truncate(self.max_tokens);
+        if cut_off {
+            return sample.dropped(DropReason::AnswerCutOff);
+        }
+        sample.status = DocumentStatus::Truncated;
+        sample
     }
+}
+
+/// The tokens of a prompt.
+pub(super) fn plain_prompt(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, DataError> {
+    let failed = |source| DataError::SamplePrompt { prompt: prompt.to_owned(), source };
+    let mut tokens = tokenizer.encode(prompt, Special::Add).map_err(failed)?;
+    if tokens.is_empty() {
+        tokens.extend(tokenizer.bos().or_else(|| tokenizer.eos().first().copied()));
+    }
+    Ok(tokens)
+}
+
+/// A conversation without assistant messages.
+fn without_answer(messages: &[Message], tokens: Vec<u32>) -> Sample {
+    let roles = messages.iter().map(Message::role).filter(|role| !ROLES.contains(role));
+    let unknown_roles: BTreeSet<String> = roles.map(str::to_owned).collect();
+    let reason = match unknown_roles.is_empty() {
+        true => DropReason::NoAssistantMessage,
+        false => DropReason::UnknownRoles,
+    };
+    Sample { unknown_roles, ..Sample::new(tokens, Vec::new()).dropped(reason) }
 }
 
 /// Whether a token has a byte of a span. A token without bytes belongs to what

@@ -1,6 +1,7 @@
 //! Finding the documents in a file.
 
 use super::error::DataError;
+use super::json_array::each_object;
 use super::lines::{Content, FileSummary, Line, each_line};
 use super::paths::{FoundFile, Kind};
 
@@ -25,6 +26,10 @@ pub(super) fn scan(
             if line.content == Content::Some {
                 entries.push(entry(file, line.start, line.end, line.number)?);
             }
+            Ok(())
+        }),
+        Kind::JsonArray => each_object(&file.path, &mut |object| {
+            entries.push(entry(file, object.start, object.end, object.line)?);
             Ok(())
         }),
         Kind::Text => text(file, separator, entries),
@@ -148,6 +153,7 @@ mod tests {
             (Kind::Text, " \n", None),
             (Kind::Text, "-\n-\n", Some("-")),
             (Kind::Jsonl, "\n\n", None),
+            (Kind::JsonArray, "[]", None),
         ] {
             assert!(matches!(scanned(kind, text, separator), Err(DataError::Empty { .. })), "{text:?}");
         }

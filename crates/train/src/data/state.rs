@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::digest::Digest;
 use super::error::{DataError, FileChange};
+use super::status::DropCounts;
 
 /// Files listed by name in a state; a digest covers all.
 const LISTED: usize = 1000;
@@ -35,8 +36,9 @@ pub struct Position {
     pub tokens: u64,
     /// Documents started, over all epochs.
     pub documents: u64,
-    /// Documents skipped, because no token contributes to the loss.
-    pub skipped: u64,
+    /// Documents dropped.
+    #[serde(default)]
+    pub dropped: DropCounts,
     /// Documents truncated.
     pub truncated: u64,
 }

@@ -14,8 +14,9 @@ use super::documents::Documents;
 use super::error::DataError;
 use super::order::Order;
 use super::row::{Row, RowBuilder};
-use super::sample::{DocumentStatus, Sample, Sampler};
+use super::sample::{Sample, Sampler};
 use super::state::Position;
+use super::status::{DocumentStatus, DropReason};
 use crate::config::RowLayout;
 
 /// The number of epochs.
@@ -137,12 +138,12 @@ impl RowStream {
     /// Moves to the next document with tokens left.
     fn next_remainder(&mut self, position: &mut Position) -> Result<Option<Remainder>, DataError> {
         let documents = self.documents.len() as u64;
-        let mut skipped = 0;
+        let mut dropped = 0;
         while !self.epochs.are_over(position.epoch) {
-            // Count skipped documents within one epoch only: the order differs
+            // Count dropped documents within one epoch only: the order differs
             // between epochs.
             if position.place == 0 {
-                skipped = 0;
+                dropped = 0;
             }
             let document = self.order.at(position.epoch, position.place) as usize;
             let known = self.lookup(document)?;
@@ -150,7 +151,7 @@ impl RowStream {
             if number >= position.documents {
                 position.documents = number.saturating_add(1);
                 match known.status {
-                    DocumentStatus::Skipped => position.skipped = position.skipped.saturating_add(1),
+                    DocumentStatus::Dropped(reason) => position.dropped.add(reason),
                     DocumentStatus::Truncated => position.truncated = position.truncated.saturating_add(1),
                     DocumentStatus::Whole => {}
                 }
@@ -159,9 +160,9 @@ impl RowStream {
                 let from = position.offset as usize;
                 return Ok(Some(Remainder { document, from, length: known.length }));
             }
-            if known.status == DocumentStatus::Skipped {
-                skipped += 1;
-                if skipped >= documents {
+            if matches!(known.status, DocumentStatus::Dropped(_)) {
+                dropped += 1;
+                if dropped >= documents {
                     return Err(DataError::NoTargets { documents: documents as usize });
                 }
             }
@@ -205,30 +206,63 @@ pub(super) struct Lengths(Vec<u32>);
 /// Flag of truncated documents.
 const TRUNCATED: u32 = 1 << 31;
 
+/// The codes of dropped documents by reason. Used documents have two tokens or
+/// more, which are stored as three or more.
+const DROPPED: [u32; DropReason::ALL.len()] = [1, 2, TRUNCATED | 1, TRUNCATED | 2];
+
 impl Lengths {
     pub(super) fn unknown(documents: usize) -> Self {
         Self(vec![0; documents])
     }
 
     fn get(&self, document: usize) -> Option<DocumentLength> {
-        // Stored plus one; zero means unknown.
         let kept = self.0[document];
+        if let Some(code) = DROPPED.iter().position(|&code| code == kept) {
+            let status = DocumentStatus::Dropped(DropReason::ALL[code]);
+            return Some(DocumentLength { length: 0, status });
+        }
+        // Stored plus one; zero means unknown.
         let length = (kept & !TRUNCATED).checked_sub(1)? as usize;
-        let status = match length {
-            0 => DocumentStatus::Skipped,
-            _ if kept & TRUNCATED != 0 => DocumentStatus::Truncated,
-            _ => DocumentStatus::Whole,
-        };
+        let status = if kept & TRUNCATED != 0 { DocumentStatus::Truncated } else { DocumentStatus::Whole };
         Some(DocumentLength { length, status })
     }
 
     pub(super) fn put(&mut self, document: usize, measure: Measure) -> DocumentLength {
         let known = DocumentLength { length: measure.tokens as usize, status: measure.status };
         // A length that does not fit is measured again.
-        if measure.tokens < TRUNCATED - 1 {
-            let flag = if measure.status == DocumentStatus::Truncated { TRUNCATED } else { 0 };
-            self.0[document] = (measure.tokens + 1) | flag;
-        }
+        let stored = measure.tokens.saturating_add(1);
+        self.0[document] = match measure.status {
+            DocumentStatus::Dropped(reason) => DROPPED[reason as usize],
+            _ if stored >= TRUNCATED => 0,
+            DocumentStatus::Truncated => stored | TRUNCATED,
+            DocumentStatus::Whole => stored,
+        };
         known
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_known_document_keeps_its_length_and_status() {
+        let dropped = DropReason::ALL.map(|reason| (0, DocumentStatus::Dropped(reason)));
+        let used = [2, 3, 255, 256, TRUNCATED - 2].into_iter().flat_map(|tokens| {
+            [DocumentStatus::Whole, DocumentStatus::Truncated].map(|status| (tokens, status))
+        });
+        for (tokens, status) in dropped.into_iter().chain(used) {
+            let mut lengths = Lengths::unknown(1);
+            assert_eq!(lengths.get(0), None);
+            let measure = Measure { tokens, targets: 1, full_length: tokens, status };
+            let put = lengths.put(0, measure);
+            assert_eq!(put, DocumentLength { length: tokens as usize, status });
+            assert_eq!(lengths.get(0), Some(put));
+        }
+        // Too long to remember.
+        let mut lengths = Lengths::unknown(1);
+        let status = DocumentStatus::Whole;
+        lengths.put(0, Measure { tokens: TRUNCATED - 1, targets: 1, full_length: 0, status });
+        assert_eq!(lengths.get(0), None);
     }
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
+mod accounts;
 mod chats;
 mod failures;
 mod files;

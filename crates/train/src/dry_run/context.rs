@@ -1,16 +1,26 @@
 //! Settings of a dry run that are the same for every rank.
 
-use weightloom_layout::{DType, Mesh};
+use weightloom_layout::{DType, Mesh, Shape};
 use weightloom_nn::{ActivationCheckpointing, DecoderConfig, Parallel, Plan, Stage, Usage, parameters};
 
 use super::report::{BatchReport, MeshReport};
 use super::{DryRunError, DryRunSettings};
-use crate::config::{Config, GradientCheckpointing, PipelineSchedule};
+use crate::config::{Config, GradientCheckpointing, LoraConfig, PipelineSchedule};
 use crate::optimizer::{Optimizer, Patterns, from_config};
 use crate::pipeline::Schedule;
 
 /// The dtype of stored parameters, gradients and optimizer states.
 pub(super) const STORAGE_DTYPE: DType = DType::F32;
+
+/// Whether an adapter changes a parameter.
+fn is_adapted(lora: &LoraConfig, name: &str, shape: &Shape) -> bool {
+    let fits = |module: &str, target: &str| {
+        module.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+    };
+    let module =
+        name.strip_suffix(".weight").filter(|_| shape.ndim() == 2 && !name.starts_with("model.embed"));
+    module.is_some_and(|module| lora.target_modules.iter().any(|target| fits(module, target)))
+}
 
 /// Settings of a dry run that are the same for every rank.
 pub(super) struct RunContext<'a> {
@@ -82,6 +92,22 @@ impl<'a> RunContext<'a> {
             micros,
             seq_len,
         })
+    }
+
+    /// The number of trained parameters of the whole model.
+    pub(super) fn trainable_parameters(&self) -> u64 {
+        let specs = parameters(self.decoder, &Stage::whole(self.decoder.layers));
+        match &self.config.model.lora {
+            None => {
+                let trained = specs.iter().filter(|spec| !self.frozen.matches(&spec.name));
+                trained.map(|spec| spec.shape.volume() as u64).sum()
+            }
+            Some(lora) => specs
+                .iter()
+                .filter(|spec| is_adapted(lora, &spec.name, &spec.shape))
+                .map(|spec| (lora.rank * (spec.shape[0] + spec.shape[1])) as u64)
+                .sum(),
+        }
     }
 
     /// The first global rank of a pipeline rank.

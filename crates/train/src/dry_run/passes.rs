@@ -8,6 +8,7 @@ use weightloom_tensor::{Device, Tensor, TensorError, counted};
 use super::DryRunError;
 use super::context::RunContext;
 use super::stage::DryStage;
+use crate::config::DataType;
 
 /// The costs of one micro-batch. Memory is in bytes, relative to the start of the
 /// pass.
@@ -120,8 +121,11 @@ impl StagePasses<'_> {
         };
         let dropout = self.context.config.model.lora.as_ref().map_or(0.0, |lora| lora.dropout);
         let dropout = (dropout > 0.0).then_some(weightloom_nn::Dropout { probability: dropout, seed: 0 });
+        // Most packed rows have several documents.
+        let packed = self.context.config.data.r#type == DataType::Files && self.context.config.data.packing;
         let args = ForwardArgs {
             adapters: change.into(),
+            documents: packed.then(|| self.tokens(rows)).transpose()?,
             checkpointing: self.context.checkpointing(),
             dropout,
             ..ForwardArgs::default()

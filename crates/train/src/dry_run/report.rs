@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::data::DataSummary;
+
 /// The predicted costs of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[allow(missing_docs)]
@@ -9,6 +11,8 @@ pub struct DryRun {
     pub mesh: MeshReport,
     /// Number of parameters of the model.
     pub parameters: u64,
+    /// Number of trained parameters: weights, or those of an adapter.
+    pub trainable_parameters: u64,
     pub batch: BatchReport,
     pub flops: FlopReport,
     /// For each pipeline rank, the global rank that holds most.
@@ -16,6 +20,19 @@ pub struct DryRun {
     pub pipeline: PipelineReport,
     pub checkpoint: CheckpointReport,
     pub data: DataReport,
+    /// The shortest possible time, if `train.logging.peak_tflops` is set.
+    pub time: Option<TimeReport>,
+}
+
+/// The time of a run at the peak of its hardware, from its flops.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct TimeReport {
+    pub seconds_per_step: f64,
+    /// Steps of the run, if known.
+    pub steps: Option<u64>,
+    /// Seconds of all steps, if their number is known.
+    pub seconds: Option<f64>,
 }
 
 /// Sizes of the mesh.
@@ -189,17 +206,24 @@ pub struct CheckpointReport {
     pub mean_of_ranks: f64,
 }
 
-/// The order of the data.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// The data.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DataReport {
-    /// The data is not available.
+    /// The data or the tokenizer is not available.
     NotAvailable,
+    /// The data cannot be used.
+    Failed {
+        /// Why.
+        reason: String,
+    },
     /// The order of documents.
     Order {
         /// Number of steps in the digest.
         steps: u64,
         /// Equal for equal documents in the same order.
         digest: String,
+        /// The account of the documents; `None` for dummy data.
+        summary: Option<Box<DataSummary>>,
     },
 }

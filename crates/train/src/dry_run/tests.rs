@@ -209,7 +209,7 @@ fn micros_of(config: &Config, dp: usize) -> usize {
 fn micro_batches(config: &Config, dp: usize) -> Vec<MicroBatch> {
     let rows = config.train.global_batch_size / dp / micros_of(config, dp);
     let tokens: Vec<i64> = (0..rows * TIME).map(|at| (at * 7 % VOCABULARY) as i64).collect();
-    vec![MicroBatch { rows, inputs: tokens.clone(), targets: tokens }; micros_of(config, dp)]
+    vec![MicroBatch { rows, inputs: tokens.clone(), targets: tokens, documents: None }; micros_of(config, dp)]
 }
 
 /// What each rank holds and sends in its first step.
@@ -392,10 +392,10 @@ fn available_data_has_an_order_digest() {
         stages: &stages,
         sizes: ranks(1).sizes,
         world: 1,
-        data: Some(&loader),
+        data: Some(crate::dry_run::DryRunData { loader: &loader, summary: None }),
     };
     let digest = loader.order_digest(3, ROWS);
-    assert_eq!(run(&settings).unwrap().data, DataReport::Order { steps: 3, digest });
+    assert_eq!(run(&settings).unwrap().data, DataReport::Order { steps: 3, digest, summary: None });
     let without = run(&DryRunSettings { data: None, ..settings }).unwrap();
     assert_eq!(without.data, DataReport::NotAvailable);
 }
@@ -539,6 +539,7 @@ fn a_saved_checkpoint_matches_the_prediction() {
                 data: Value::Null,
                 best: None,
                 optimizer: "adamw".to_owned(),
+                config: Value::Null,
             };
             let mut saver = Saver::new(root).unwrap();
             let target = Target::Folder(path.clone());

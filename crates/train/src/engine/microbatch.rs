@@ -23,6 +23,10 @@ pub struct MicroBatch {
     /// The next token at each position; [`IGNORED`](weightloom_nn::IGNORED)
     /// masks it.
     pub targets: Vec<i64>,
+    /// The first position of each position's document, for rows of several
+    /// documents: tokens attend only to their own. `None` on all ranks if every
+    /// row is one document.
+    pub documents: Option<Vec<i64>>,
 }
 
 impl MicroBatch {
@@ -190,6 +194,9 @@ impl Engine {
         input: Option<&DTensor>,
         args: ForwardArgs<'_>,
     ) -> Result<DTensor, TrainError> {
+        let starts = batch.documents.as_ref();
+        let documents = starts.map(|starts| stage.decoder.batch(starts, batch.rows)).transpose()?;
+        let args = ForwardArgs { documents, ..args };
         let input = match input {
             Some(hidden) => Input::Hidden(hidden.clone()),
             None => Input::Tokens(stage.decoder.batch(&batch.inputs, batch.rows)?),

@@ -9,12 +9,12 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead as _, BufReader, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use weightloom_errors::FileError;
 use weightloom_files::{AtomicFile, Durability};
 
 use super::error::MetricsError;
-use super::{Record, Sink};
+use super::{Event, Record, Sink};
 
 /// A file with one JSON object per record.
 #[derive(Debug)]
@@ -42,12 +42,22 @@ impl Jsonl {
     }
 }
 
-impl Sink for Jsonl {
-    fn record(&mut self, record: &Record) -> Result<(), MetricsError> {
+impl Jsonl {
+    fn write(&mut self, value: &impl Serialize) -> Result<(), MetricsError> {
         let failed = FileError::while_trying_to("write", &self.path);
-        let mut line = serde_json::to_vec(record).map_err(|error| failed(error.into()))?;
+        let mut line = serde_json::to_vec(value).map_err(|error| failed(error.into()))?;
         line.push(b'\n');
         Ok(self.file.write_all(&line).map_err(failed)?)
+    }
+}
+
+impl Sink for Jsonl {
+    fn record(&mut self, record: &Record) -> Result<(), MetricsError> {
+        self.write(record)
+    }
+
+    fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
+        self.write(event)
     }
 }
 
@@ -153,6 +163,27 @@ mod tests {
             fs::read_to_string(&path).unwrap(),
             "{\"step\":1,\"loss\":1.0}\n{\"step\":2,\"loss\":0.5}\n"
         );
+    }
+
+    #[test]
+    fn an_event_is_a_line_with_its_step_and_its_name() {
+        use crate::metrics::{EventKind, TimeEstimate};
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let estimate = TimeEstimate { measured_steps: 3, steps_left: 4, seconds_left: 0.5 };
+        let mut file = Jsonl::open(&path, 0).unwrap();
+        file.event(&Event { step: 3, what: EventKind::Estimate(estimate) }).unwrap();
+        file.record(&record(4)).unwrap();
+        drop(file);
+        let text = fs::read_to_string(&path).unwrap();
+        let line =
+            "{\"step\":3,\"event\":\"estimate\",\"measured_steps\":3,\"steps_left\":4,\"seconds_left\":0.5}";
+        assert_eq!(text.lines().next(), Some(line));
+        // A reader of records ignores it, and a run that repeats step 3 writes it again.
+        assert_eq!(steps(&path), [3, 4]);
+        write(&path, 2, []);
+        assert_eq!(steps(&path), [0; 0]);
     }
 
     #[test]

@@ -18,17 +18,29 @@ pub(super) fn micro_batches(
     rows: usize,
     engine: &Engine,
 ) -> Result<Vec<MicroBatch>, TrainError> {
+    let micros = || all.chunks(rows.max(1));
     let longest = |rows: &[Row]| rows.iter().map(|row| row.length).max().unwrap_or(0) as u64;
-    let mut lengths: Vec<u64> = all.chunks(rows.max(1)).map(longest).collect();
-    engine.gangs.dp.all_reduce(&mut lengths, ReduceOp::Max)?;
-    Ok(all
-        .chunks(rows.max(1))
-        .zip(lengths)
-        .map(|(rows, length)| micro_batch(rows, length as usize))
-        .collect())
+    let packed = |rows: &[Row]| u64::from(rows.iter().any(Row::is_packed));
+    // Ranks run the same operations, so one with packed rows decides for all.
+    let mut sizes: Vec<u64> = micros().flat_map(|rows| [longest(rows), packed(rows)]).collect();
+    engine.gangs.dp.all_reduce(&mut sizes, ReduceOp::Max)?;
+    let made = micros().zip(sizes.chunks_exact(2)).map(|(rows, sizes)| {
+        let attention = if sizes[1] > 0 { Attention::Documents } else { Attention::Rows };
+        micro_batch(rows, sizes[0] as usize, attention)
+    });
+    Ok(made.collect())
 }
 
-fn micro_batch(rows: &[Row], longest: usize) -> MicroBatch {
+/// Where tokens attend to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attention {
+    /// The whole row before them.
+    Rows,
+    /// Their own document in the row.
+    Documents,
+}
+
+fn micro_batch(rows: &[Row], longest: usize, attention: Attention) -> MicroBatch {
     let size = rows.first().map_or(0, |row| row.inputs.len());
     let seq_len = longest.next_multiple_of(LENGTH_STEP).clamp(1, size.max(1)).min(size);
     let mut micro = MicroBatch { rows: rows.len(), ..MicroBatch::default() };
@@ -36,5 +48,34 @@ fn micro_batch(rows: &[Row], longest: usize) -> MicroBatch {
         micro.inputs.extend(row.inputs[..seq_len].iter().map(|&token| i64::from(token)));
         micro.targets.extend_from_slice(&row.targets[..seq_len]);
     }
+    micro.documents = (attention == Attention::Documents)
+        .then(|| rows.iter().flat_map(|row| row.document_starts(seq_len)).collect());
     micro
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(length: usize, starts: &[usize]) -> Row {
+        Row { starts: starts.to_vec(), length, ..Row::empty(8, 0) }
+    }
+
+    #[test]
+    fn packed_rows_name_the_documents_of_their_positions() {
+        assert_eq!(row(6, &[0, 2, 5]).document_starts(8), [0, 0, 2, 2, 2, 5, 6, 6]);
+        // The row starts inside a document.
+        assert_eq!(row(8, &[3]).document_starts(8), [0, 0, 0, 3, 3, 3, 3, 3]);
+        assert_eq!(row(8, &[]).document_starts(3), [0, 0, 0]);
+        assert_eq!(row(0, &[]).document_starts(3), [0, 0, 0]);
+        let packed = micro_batch(&[row(6, &[0, 2]), row(3, &[0])], 6, Attention::Documents);
+        assert_eq!(packed.documents.as_deref(), Some(&[0, 0, 2, 2, 2, 2, 6, 6, 0, 0, 0, 3, 3, 3, 3, 3][..]));
+        assert_eq!(micro_batch(&[row(6, &[0])], 6, Attention::Rows).documents, None);
+    }
+
+    #[test]
+    fn one_document_in_a_row_is_not_packed() {
+        assert!(!row(8, &[0]).is_packed() && !row(8, &[]).is_packed() && !row(0, &[]).is_packed());
+        assert!(row(8, &[0, 7]).is_packed() && row(8, &[1]).is_packed());
+    }
 }

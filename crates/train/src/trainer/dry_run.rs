@@ -8,13 +8,14 @@ use weightloom_hub::cards::ModelAddress;
 use super::build::load_tokenizer;
 use super::model_plan::ModelPlan;
 use crate::config::{Config, DataType};
-use crate::data::{DataSettings, Epochs, Loader};
-use crate::dry_run::{self, DryRun, DryRunSettings};
+use crate::data::{DataError, DataSettings, Epochs, Loader};
+use crate::dry_run::{self, DataReport, DryRun, DryRunData, DryRunSettings};
 use crate::error::TrainError;
 use crate::spec::SpecRegistry;
 
 /// Predicts memory, communication and time of a run on `world` ranks. Needs
-/// neither data nor weights, only the model config of the weights.
+/// neither data nor weights, only the model config of the weights. Counts the
+/// documents if the data and the tokenizer are available locally.
 pub fn dry_run(config: &Config, hub: &Hub, specs: &SpecRegistry, world: usize) -> Result<DryRun, TrainError> {
     let spec = specs.find(hub, &config.model.name)?;
     let weights_config = match (&config.model.weights_path, &config.model.arch) {
@@ -23,7 +24,23 @@ pub fn dry_run(config: &Config, hub: &Hub, specs: &SpecRegistry, world: usize) -
     };
     let plan = ModelPlan::new(config, &*spec, weights_config.as_ref(), world)?;
     let ModelPlan { decoder, parallel, dims, stages, .. } = plan;
-    let data = loader(config, hub, decoder.vocabulary);
+    let mut loaded = loader(config, hub, decoder.vocabulary).transpose();
+    let summary = match &mut loaded {
+        Ok(Some(loader)) if config.data.r#type == DataType::Files => {
+            let counted = loader.summary(&mut |_| {});
+            let counted = counted.and_then(|summary| {
+                summary.check_dropped(config.data.max_dropped)?;
+                Ok(summary)
+            });
+            counted.map(Some)
+        }
+        Ok(_) => Ok(None),
+        Err(error) => Err(error.clone()),
+    };
+    let data = match (&loaded, &summary) {
+        (Ok(Some(loader)), Ok(summary)) => Some(DryRunData { loader, summary: summary.as_ref() }),
+        _ => None,
+    };
     let settings = DryRunSettings {
         config,
         decoder: &decoder,
@@ -31,9 +48,13 @@ pub fn dry_run(config: &Config, hub: &Hub, specs: &SpecRegistry, world: usize) -
         stages: &stages,
         sizes: dims.gang_sizes(),
         world,
-        data: data.as_ref(),
+        data,
     };
-    Ok(dry_run::run(&settings)?)
+    let mut report = dry_run::run(&settings)?;
+    if let Err(error) = &summary {
+        report.data = DataReport::Failed { reason: error.to_string() };
+    }
+    Ok(report)
 }
 
 /// The model config of weights without downloading them: from their card, or
@@ -49,8 +70,8 @@ fn known_config(hub: &Hub, path: &str) -> Result<serde_json::Map<String, serde_j
     }
 }
 
-/// The data loader, if the data and the tokenizer are available locally.
-fn loader(config: &Config, hub: &Hub, vocabulary: usize) -> Option<Loader> {
+/// The data loader, if the tokenizer is available locally.
+fn loader(config: &Config, hub: &Hub, vocabulary: usize) -> Option<Result<Loader, DataError>> {
     let is_local =
         |path: &str| matches!(hub.resolve(path).ok()?.address, Some(ModelAddress::Path(_))).then_some(());
     if let Some(path) = config.model.tokenizer_path.as_deref().or(config.model.weights_path.as_deref()) {
@@ -71,5 +92,5 @@ fn loader(config: &Config, hub: &Hub, vocabulary: usize) -> Option<Loader> {
         vocabulary,
         epochs: Epochs::Endless,
     };
-    Loader::new(settings).ok()
+    Some(Loader::new(settings))
 }

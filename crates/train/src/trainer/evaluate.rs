@@ -1,21 +1,25 @@
 //! Evaluation during training: held-out loss and generated samples.
 
 use weightloom_gang::Gang;
-use weightloom_hub::text::{Special, SpecialText, Tokenizer};
+use weightloom_hub::text::{SpecialText, Tokenizer};
 use weightloom_nn::{GenerateRequest, Generation, Sampling};
 use weightloom_tensor::no_grad;
 
 use super::batch::micro_batches;
 use crate::callback::Evaluation;
 use crate::config::{Config, SampleConfig};
-use crate::data::{Loader, Row};
+use crate::data::{DocumentsRead, Loader, Row};
 use crate::engine::Engine;
 use crate::error::TrainError;
 use crate::parallel_dims::ParallelDims;
 
-/// The evaluation rows of this rank.
+/// The evaluation rows of this rank, and the prompts of samples.
 pub(super) struct HeldOut {
     rows: Vec<Row>,
+    /// The documents of the rows of all ranks, if there is evaluation data.
+    pub(super) documents: Option<DocumentsRead>,
+    /// Prompts, and their tokens as the data has prompts.
+    prompts: Vec<(String, Vec<u32>)>,
     micro_rows: usize,
     /// The step of the last evaluation.
     pub(super) evaluated_step: Option<u64>,
@@ -29,7 +33,14 @@ impl HeldOut {
         gang: &dyn Gang,
     ) -> Result<Self, TrainError> {
         let (micro_rows, dp) = (dims.micro_batch_size, dims.dp());
-        let mut rows = loader.eval_rows(config.train.eval.max_rows)?;
+        let (mut rows, documents) = loader.eval_rows(config.train.eval.max_rows)?;
+        if let Some(documents) = &documents {
+            documents.check_dropped(config.data.max_dropped)?;
+        }
+        let mut prompts = Vec::new();
+        for prompt in &config.train.eval.samples.prompts {
+            prompts.extend(loader.encode_prompt(prompt)?.map(|tokens| (prompt.clone(), tokens)));
+        }
         if let Some(first) = rows.first() {
             // Ranks process the same number of rows; some are empty.
             let size = first.inputs.len();
@@ -39,7 +50,7 @@ impl HeldOut {
         // In mesh order, tensor-parallel neighbours share rows.
         let own = gang.rank() / dims.tp % dp;
         let rows = rows.into_iter().skip(own).step_by(dp).collect();
-        Ok(Self { rows, micro_rows, evaluated_step: None })
+        Ok(Self { rows, documents, prompts, micro_rows, evaluated_step: None })
     }
 
     /// Computes the loss and generates samples. Called by every rank.
@@ -57,39 +68,36 @@ impl HeldOut {
             evaluation.loss = Some(sum / (targets as f64).max(1.0));
             evaluation.targets = targets;
         }
-        let samples = &config.train.eval.samples;
-        if let (Some(tokenizer), false) = (tokenizer, samples.prompts.is_empty() || engine.stage_count > 1) {
-            evaluation.samples = generate_samples(engine, samples, tokenizer, config.train.seed)?;
+        if let (Some(tokenizer), 1) = (tokenizer, engine.stage_count) {
+            evaluation.samples = self.samples(engine, config, tokenizer)?;
         }
         Ok(evaluation)
     }
-}
 
-/// Generates text for each prompt.
-fn generate_samples(
-    engine: &Engine,
-    config: &SampleConfig,
-    tokenizer: &Tokenizer,
-    seed: u64,
-) -> Result<Vec<(String, String)>, TrainError> {
-    let Some(stage) = engine.stages().first() else { return Ok(Vec::new()) };
-    let mut samples = Vec::with_capacity(config.prompts.len());
-    for prompt in &config.prompts {
-        let mut tokens = tokenizer.encode(prompt, Special::Add).map_err(weightloom_hub::HubError::from)?;
-        if tokens.is_empty() {
-            tokens.extend(tokenizer.bos().or_else(|| tokenizer.eos().first().copied()));
+    /// Generates text for each prompt.
+    fn samples(
+        &self,
+        engine: &Engine,
+        config: &Config,
+        tokenizer: &Tokenizer,
+    ) -> Result<Vec<(String, String)>, TrainError> {
+        let Some(stage) = engine.stages().first() else { return Ok(Vec::new()) };
+        let SampleConfig { max_new_tokens, temperature, .. } = config.train.eval.samples;
+        let seed = config.train.seed;
+        let mut samples = Vec::with_capacity(self.prompts.len());
+        for (prompt, tokens) in &self.prompts {
+            let request = GenerateRequest {
+                prompts: vec![tokens.clone()],
+                max_new_tokens,
+                sampling: Sampling { temperature, seed, ..Sampling::default() },
+                stop_tokens: tokenizer.eos().to_vec(),
+                ..GenerateRequest::default()
+            };
+            let adapter = stage.adapter.as_ref().map(|adapter| (adapter, 1.0));
+            let made = no_grad(|| Generation::new(&stage.decoder, adapter, request)?.run())?;
+            let tokens = made.into_iter().next().map(|made| made.tokens).unwrap_or_default();
+            samples.push((prompt.clone(), tokenizer.decode(&tokens, SpecialText::Skip)));
         }
-        let request = GenerateRequest {
-            prompts: vec![tokens],
-            max_new_tokens: config.max_new_tokens,
-            sampling: Sampling { temperature: config.temperature, seed, ..Sampling::default() },
-            stop_tokens: tokenizer.eos().to_vec(),
-            ..GenerateRequest::default()
-        };
-        let adapter = stage.adapter.as_ref().map(|adapter| (adapter, 1.0));
-        let made = no_grad(|| Generation::new(&stage.decoder, adapter, request)?.run())?;
-        let tokens = made.into_iter().next().map(|made| made.tokens).unwrap_or_default();
-        samples.push((prompt.clone(), tokenizer.decode(&tokens, SpecialText::Skip)));
+        Ok(samples)
     }
-    Ok(samples)
 }

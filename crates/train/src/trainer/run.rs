@@ -13,15 +13,25 @@ use super::End;
 use super::batch::micro_batches;
 use super::checkpoint_manager::CheckpointManager;
 use super::evaluate::HeldOut;
-use crate::callback::{Callback, CallbackResult, Control, EvalMetrics, Evaluator, TrainerState, for_each};
+use crate::callback::{
+    Callback, CallbackResult, Control, EvalMetrics, Evaluator, RunSummary, TimeEstimate, TrainerState,
+    for_each,
+};
 use crate::checkpointing::Progress;
 use crate::config::Config;
-use crate::data::{Batch, Prefetched};
+use crate::data::{Batch, DataSummary, DocumentsRead, Prefetched};
 use crate::engine::{Engine, StepHooks, StepSettings};
 use crate::error::TrainError;
-use crate::metrics::{Meter, Record, Sink, peak_memory};
+use crate::metrics::{Event, EventKind, Meter, Record, Sink, peak_memory};
 use crate::schedule::LearningRate;
 use crate::spec::SharedSpec;
+
+/// Steps after which the remaining time is reported.
+const ESTIMATED_FROM: u64 = 3;
+
+/// Documents that a run reads before it judges how many are dropped: bad ones may
+/// follow each other.
+const JUDGED: u64 = 1000;
 
 /// A run in progress on one rank.
 pub(super) struct Run<'a> {
@@ -43,6 +53,7 @@ pub(super) struct Run<'a> {
     pub(super) tokenizer: Option<Arc<Tokenizer>>,
     pub(super) spec: SharedSpec,
     pub(super) progress: Progress,
+    pub(super) summary: RunSummary,
     pub(super) loss: Option<f64>,
     pub(super) eval_loss: Option<f64>,
     /// Whether a callback of this rank asked to stop.
@@ -120,6 +131,9 @@ impl<'a> Run<'a> {
         if let Some(path) = resumed {
             self.notify(|callback, state| callback.on_resume(state, path))?;
         }
+        let summary = self.summary.clone();
+        self.notify(|callback, _| callback.on_summary(&summary))?;
+        self.record_event(EventKind::Start(summary))?;
         self.notify(|callback, state| callback.on_train_begin(state))?;
         self.notify(|callback, state| callback.on_epoch_begin(state))?;
         let mut end = End::Finished;
@@ -144,8 +158,43 @@ impl<'a> Run<'a> {
         if self.checkpoints.wait()? {
             self.checkpoint_saved()?;
         }
+        self.record_event(EventKind::End { data: self.documents_read() })?;
         self.notify(|callback, state| callback.on_train_end(state))?;
         Ok(end)
+    }
+
+    fn record_event(&mut self, what: EventKind) -> Result<(), TrainError> {
+        Ok(self.sinks.event(&Event { step: self.progress.step, what })?)
+    }
+
+    /// The documents read so far; `None` for dummy data.
+    pub(super) fn documents_read(&self) -> Option<DocumentsRead> {
+        self.summary.data.as_ref().map(|_| DocumentsRead::at(&self.data.state().position))
+    }
+
+    /// Fails if too many documents are dropped, unless all were counted before the
+    /// first step.
+    fn check_dropped(&self) -> Result<(), TrainError> {
+        let is_counted = self.summary.data.as_ref().is_none_or(DataSummary::is_complete);
+        match self.documents_read() {
+            Some(documents) if !is_counted && documents.read >= JUDGED => {
+                Ok(documents.check_dropped(self.config.data.max_dropped)?)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Reports the remaining time once the first steps are done.
+    fn estimate(&mut self) -> Result<(), TrainError> {
+        let measured_steps = self.progress.step - self.summary.first_step;
+        let steps_left = self.total.saturating_sub(self.progress.step);
+        if measured_steps != ESTIMATED_FROM || steps_left == 0 {
+            return Ok(());
+        }
+        let Some(seconds_left) = self.meter.seconds_left(steps_left) else { return Ok(()) };
+        let estimate = TimeEstimate { measured_steps, steps_left, seconds_left };
+        self.record_event(EventKind::Estimate(estimate))?;
+        self.notify(|callback, _| callback.on_estimate(&estimate))
     }
 
     fn step(&mut self, batch: &Batch) -> Result<(), TrainError> {
@@ -188,6 +237,8 @@ impl<'a> Run<'a> {
             self.sinks.record(&record)?;
             self.notify(|callback, state| callback.on_log(state, &record))?;
         }
+        self.estimate()?;
+        self.check_dropped()?;
         if position.epoch != self.epoch {
             self.notify(|callback, state| callback.on_epoch_end(state))?;
             self.epoch = position.epoch;

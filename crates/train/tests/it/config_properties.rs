@@ -264,6 +264,7 @@ fn data() -> impl Strategy<Value = DataConfig> {
             format,
             max_seq_len,
             packing,
+            max_dropped: 0.25,
             train_on,
             shuffle: max_seq_len.is_multiple_of(2),
             seed,

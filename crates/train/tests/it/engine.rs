@@ -117,7 +117,8 @@ fn engine(schedule: Schedule) -> Engine {
 }
 
 fn refusal(schedule: Schedule, micros: usize) -> TrainError {
-    let micro = MicroBatch { rows: 1, inputs: vec![1, 2, 3], targets: vec![2, 3, 4] };
+    let micro =
+        MicroBatch { rows: 1, inputs: vec![1, 2, 3], targets: vec![2, 3, 4], ..MicroBatch::default() };
     let settings = StepSettings { number: 1, learning_rate: 0.1 };
     engine(schedule).step(&settings, &vec![micro; micros], &mut ()).unwrap_err()
 }

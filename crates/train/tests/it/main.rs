@@ -6,7 +6,7 @@
 //! - `optimizers`, `schedules`, `events`: compared with PyTorch, transformers and
 //!   TensorBoard.
 //! - `pipeline`, `pipeline_errors`, `pipeline_timeline`: pipeline schedules.
-//! - `engine`, `parallelism`, `resume`, `torch_run`: training small models.
+//! - `engine`, `packing`, `parallelism`, `resume`, `torch_run`: training small models.
 //! - `dry_run`: dry runs of large models.
 //!
 //! Support: `setup` trains small models on thread ranks, `interpreter` executes
@@ -24,6 +24,7 @@ mod events;
 mod examples;
 mod interpreter;
 mod optimizers;
+mod packing;
 mod parallel_dims;
 mod parallelism;
 mod pipeline;

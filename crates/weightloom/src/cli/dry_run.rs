@@ -1,7 +1,8 @@
 //! A dry run of a training, for people.
 
-use weightloom::train::dry_run::{DataReport, DryRun, RankReport};
+use weightloom::train::dry_run::{DataReport, DryRun, RankReport, TimeReport};
 
+use super::data::summary_lines;
 use super::models::short;
 use super::output::{bytes, counted, table};
 
@@ -22,10 +23,11 @@ fn flops(count: f64) -> String {
 fn head(run: &DryRun) -> String {
     let (mesh, batch) = (&run.mesh, &run.batch);
     format!(
-        "{} parameters on {}: pp {} × rdp {} × sdp {} × tp {}\n\
+        "{} parameters, {} of them trained, on {}: pp {} × rdp {} × sdp {} × tp {}\n\
          A step is {} of {} tokens; each data-parallel rank has {}, {} at a time.\n\
          It takes {}, at most {} on a rank.",
         short(run.parameters),
+        short(run.trainable_parameters),
         counted(mesh.world, "rank"),
         mesh.pp,
         mesh.rdp,
@@ -160,11 +162,20 @@ fn pipeline(run: &DryRun) -> String {
 fn foot(run: &DryRun) -> String {
     let checkpoint = &run.checkpoint;
     let data = match &run.data {
-        DataReport::NotAvailable => "The data are not there; nothing is known of their order.".to_owned(),
-        DataReport::Order { steps, digest } => format!("The data of the first {steps} steps are {digest}."),
+        DataReport::NotAvailable => "The data or the tokenizer is not available locally.".to_owned(),
+        DataReport::Failed { reason } => format!("The data cannot be used: {reason}"),
+        DataReport::Order { steps, digest, summary } => {
+            let order = format!("Digest of the data of the first {steps} steps: {digest}");
+            let lines = summary.iter().flat_map(|summary| summary_lines(summary));
+            lines.chain([order]).collect::<Vec<_>>().join("\n")
+        }
     };
+    let time = run.time.as_ref().map_or_else(
+        || "Set `train.logging.peak_tflops` for an estimate of the time from flops.".to_owned(),
+        time,
+    );
     format!(
-        "\nA checkpoint is {} in {}, {} of it the model; {} in {}. A rank writes at most {}, on average {}.\n{data}",
+        "\nA checkpoint is {} in {}, {} of it the model; {} in {}. A rank writes at most {}, on average {}.\n{time}\n{data}",
         bytes(checkpoint.bytes),
         counted(checkpoint.files, "file"),
         bytes(checkpoint.model_bytes),
@@ -173,6 +184,23 @@ fn foot(run: &DryRun) -> String {
         bytes(checkpoint.most_of_a_rank),
         bytes(checkpoint.mean_of_ranks as u64),
     )
+}
+
+/// The time at the peak, which no run reaches.
+fn time(time: &TimeReport) -> String {
+    let step = duration(time.seconds_per_step);
+    match (time.steps, time.seconds) {
+        (Some(steps), Some(seconds)) => format!(
+            "At the peak of the hardware, {} take at least {} ({step} each), from their flops.",
+            counted(usize::try_from(steps).unwrap_or(usize::MAX), "step"),
+            duration(seconds)
+        ),
+        _ => format!("At the peak of the hardware, a step takes at least {step}, from its flops."),
+    }
+}
+
+fn duration(seconds: f64) -> String {
+    if seconds < 10.0 { format!("{seconds:.3} s") } else { super::train::duration(seconds) }
 }
 
 #[cfg(test)]
@@ -221,13 +249,13 @@ mod tests {
     fn everything_is_told() {
         let text = rendered(16, 8, 16, 16_384, "llama3_1_405b");
         for part in [
-            "406 B parameters on 16384 ranks: pp 16 × rdp 8 × sdp 16 × tp 8",
+            "406 B parameters, 406 B of them trained, on 16384 ranks: pp 16 × rdp 8 × sdp 16 × tp 8",
             "Memory of the rank that holds most",
             "all-gather",
             "16 stages and 64 micro-batches",
             "rank 15 |",
             "A checkpoint is 4.4 TiB in 1143 files",
-            "The data are not there",
+            "The data or the tokenizer is not available locally",
         ] {
             assert!(text.contains(part), "no `{part}` in\n{text}");
         }

@@ -13,14 +13,16 @@ use serde::Serialize;
 use weightloom::gang::Gang;
 use weightloom::launch::Launch;
 use weightloom::train::callback::{
-    Callback, CallbackResult, Control, Evaluation, Evaluator, Notice, TrainerState,
+    Callback, CallbackResult, Control, Evaluation, Evaluator, Notice, RunSummary, TimeEstimate, TrainerState,
 };
 use weightloom::train::config::{Config, dump, read_file, reference, schema};
-use weightloom::train::metrics::Record;
+use weightloom::train::data::{DocumentsRead, PromptStyle};
+use weightloom::train::metrics::{Event, EventKind, Record};
 use weightloom::train::spec::SpecRegistry;
-use weightloom::train::{End, Outcome, TrainError, TrainRequest, train};
+use weightloom::train::{ConfigChanges, End, Outcome, TrainError, TrainRequest, train};
 
 use super::RankArgs;
+use super::data::{read_lines, summary_lines};
 use super::dry_run;
 use super::failure::Failure;
 use super::hub::{Downloads, HubArgs};
@@ -42,6 +44,10 @@ pub(super) struct TrainArgs {
     /// weights, and exit.
     #[arg(long)]
     dry_run: bool,
+
+    /// Resume although the config computes something else than that of the checkpoint.
+    #[arg(long)]
+    force_resume: bool,
 
     /// Print the resolved config and exit.
     #[arg(long)]
@@ -167,7 +173,9 @@ fn run_rank(
             evaluators.push(Box::new(evaluator));
         }
     }
+    let config_changes = if args.force_resume { ConfigChanges::Accept } else { ConfigChanges::Refuse };
     Ok(train(TrainRequest {
+        config_changes,
         stop: Arc::clone(stop),
         callbacks,
         evaluators,
@@ -194,7 +202,7 @@ impl Reporter {
     }
 }
 
-fn duration(seconds: f64) -> String {
+pub(super) fn duration(seconds: f64) -> String {
     let seconds = seconds.max(0.0).round() as u64;
     match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
         (0, 0, seconds) => format!("{seconds}s"),
@@ -301,22 +309,56 @@ impl Callback for Reporter {
         Ok(Control::Continue)
     }
 
+    fn on_summary(&mut self, summary: &RunSummary) -> CallbackResult {
+        for line in run_summary(summary) {
+            self.print(&line);
+        }
+        if self.output.is_json() {
+            let event = Event { step: summary.first_step, what: EventKind::Start(summary.clone()) };
+            let _ = self.output.line(&event, |_| String::new());
+        }
+        Ok(Control::Continue)
+    }
+
+    fn on_estimate(&mut self, estimate: &TimeEstimate) -> CallbackResult {
+        let TimeEstimate { measured_steps, steps_left, seconds_left } = *estimate;
+        self.print(&format!(
+            "estimated time: {} for {}, measured over the first {measured_steps}",
+            duration(seconds_left),
+            counted(steps_left as usize, "step")
+        ));
+        Ok(Control::Continue)
+    }
+
     fn on_notice(&mut self, notice: &Notice) -> CallbackResult {
         self.print(&match notice {
             Notice::NoSamples => "note: pipeline parallelism disables `train.eval.samples`".to_owned(),
-            Notice::Skipped { documents } => {
-                format!(
-                    "note: skipped {} without tokens that contribute to the loss",
-                    counted(*documents as usize, "document")
-                )
+            Notice::ConfigChanged { changes } => {
+                let list: Vec<String> = changes.iter().map(ToString::to_string).collect();
+                format!("note: the config changed since the checkpoint: {}", list.join(", "))
             }
-            Notice::Truncated { documents } => format!(
-                "note: truncated {}; raise `data.max_seq_len` to keep them whole",
-                counted(*documents as usize, "document")
-            ),
+            Notice::NoRecordedConfig => {
+                "note: the checkpoint does not record its config; changes are not noticed".to_owned()
+            }
+            Notice::DataRestarted { reason } => {
+                format!("note: the data starts from the beginning: {reason}")
+            }
         });
         Ok(Control::Continue)
     }
+}
+
+/// What a run is about to do, for people.
+fn run_summary(summary: &RunSummary) -> Vec<String> {
+    let mut lines = summary.data.as_ref().map_or_else(Vec::new, summary_lines);
+    lines.extend(summary.eval.iter().flat_map(|eval| read_lines("evaluation data", eval)));
+    let share = 100.0 * summary.trainable_parameters as f64 / summary.parameters.max(1) as f64;
+    lines.push(format!(
+        "trainable parameters: {} of {} ({share:.2}%)",
+        millions(summary.trainable_parameters),
+        millions(summary.parameters)
+    ));
+    lines
 }
 
 pub(super) fn millions(count: u64) -> String {
@@ -348,6 +390,10 @@ struct Summary {
     output_dir: String,
     adapter: bool,
     weights: Option<String>,
+    /// Whether prompts are user messages.
+    chat: bool,
+    /// The documents read.
+    data: Option<DocumentsRead>,
 }
 
 impl Summary {
@@ -367,6 +413,8 @@ impl Summary {
             output_dir: config.train.checkpoint.output_dir.clone(),
             adapter: config.model.lora.is_some(),
             weights: config.model.weights_path.clone(),
+            chat: outcome.prompt_style == PromptStyle::Chat,
+            data: outcome.data.clone(),
         }
     }
 }
@@ -387,6 +435,7 @@ fn text(summary: &Summary, options: &str) -> String {
     }
     if let Some(checkpoint) = &summary.checkpoint {
         let path = checkpoint.display();
+        let options = format!("{}{options}", if summary.chat { " --chat" } else { "" });
         lines.push(match (summary.adapter, &summary.weights) {
             (true, Some(weights)) => {
                 format!("try it: weightloom generate {weights} 'Hello' --adapter {path}{options}")
@@ -394,6 +443,7 @@ fn text(summary: &Summary, options: &str) -> String {
             _ => format!("try it: weightloom generate {path} 'Hello'{options}"),
         });
     }
+    lines.extend(summary.data.iter().flat_map(|data| read_lines("data", data)));
     lines.push(format!(
         "metrics: {0}/metrics.jsonl, tensorboard --logdir {0}/tensorboard",
         summary.output_dir

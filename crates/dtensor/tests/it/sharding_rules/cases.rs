@@ -255,6 +255,15 @@ fn rows(list: &mut Vec<Case>) {
         [float(&[3, 4, 2, 4]), float(&[3, 2, 5, 4]), float(&[3, 2, 5, 4]), bools(&[3, 5])],
         |x| vec![x[0].masked_attention(&x[1], &x[2], &x[3], Attention::default())?]
     );
+    case!(
+        list,
+        "document attention",
+        [float(&[3, 4, 5, 4]), float(&[3, 2, 5, 4]), float(&[3, 2, 5, 4]), below(1, &[3, 5])],
+        |x| vec![x[0].document_attention(&x[1], &x[2], &x[3], causal)?]
+    );
+    case!(list, "rope by row", [float(&[3, 2, 5, 4]), fixed(&[3, 5, 2]), fixed(&[3, 5, 2])], |x| {
+        vec![x[0].rope(&x[1], &x[2], RopeStyle::Half)?]
+    });
 }
 
 fn indexing(list: &mut Vec<Case>) {

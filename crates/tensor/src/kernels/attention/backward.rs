@@ -3,7 +3,9 @@
 use num_traits::{Float as _, FromPrimitive as _, One as _};
 
 use super::weights::{ScoreBlock, score_gradients};
-use super::{BLOCK, Geometry, Heads, Mask, Rows, Space, blocks, by_rows, narrow};
+use super::{
+    BLOCK, DocumentSpan, Documents, Geometry, Heads, KeyLimit, Mask, Rows, Space, blocks, by_rows, narrow,
+};
 use crate::element::Float;
 use crate::error::Result;
 use crate::kernels::lanes;
@@ -37,7 +39,7 @@ struct Task<'a, T> {
 pub(crate) fn attention_gradient<T: Float<Wide: Vectors>>(
     geometry: &Geometry,
     [q, k, v]: [&Tensor; 3],
-    mask: Option<&Tensor>,
+    limit: KeyLimit<'_>,
     [out, logs]: [&Tensor; 2],
     gradient: &Tensor,
 ) -> Result<[Tensor; 3]> {
@@ -48,8 +50,9 @@ pub(crate) fn attention_gradient<T: Float<Wide: Vectors>>(
         out: Heads::new(out)?,
         gradient: Heads::new(gradient)?,
         logs: logs.elements("attention")?,
-        mask: Mask::new(mask, geometry)?,
+        mask: Mask::new(limit, geometry)?,
     };
+    let documents = Documents::new(limit, geometry)?;
     let Geometry { batch, heads, kv_heads, queries, keys, width, .. } = *geometry;
     let (q_dims, kv_dims) = ([batch, heads, queries, width], [batch, kv_heads, keys, width]);
     let new = |dims: [usize; 4]| Block::new(dims.iter().product::<usize>() * T::DTYPE.size());
@@ -72,43 +75,60 @@ pub(crate) fn attention_gradient<T: Float<Wide: Vectors>>(
                 of_v,
             })
             .collect();
-        try_share(tasks.into_iter(), |task| run(geometry, &saved, task))?;
+        try_share(tasks.into_iter(), |mut task| {
+            documents
+                .of(task.batch)
+                .iter()
+                .try_for_each(|document| run(geometry, &saved, &mut task, document))
+        })?;
     }
     Ok([by_rows::<T>(of_q, q_dims)?, by_rows::<T>(of_k, kv_dims)?, by_rows::<T>(of_v, kv_dims)?])
 }
 
-fn run<T: Float<Wide: Vectors>>(geometry: &Geometry, saved: &Saved<'_, T>, task: Task<'_, T>) -> Result<()> {
-    let Geometry { queries, keys, width, .. } = *geometry;
+/// The gradients of one document.
+fn run<T: Float<Wide: Vectors>>(
+    whole: &Geometry,
+    saved: &Saved<'_, T>,
+    task: &mut Task<'_, T>,
+    document: &DocumentSpan,
+) -> Result<()> {
+    let geometry = &whole.within(document);
+    let Geometry { keys, width, .. } = *geometry;
     let Task { batch, kv_head, of_q, of_k, of_v } = task;
+    let (batch, kv_head) = (*batch, *kv_head);
+    let (first_query, first_key) = (document.queries.start, document.keys.start);
+    let (q, out, gradients) =
+        (saved.q.skip(first_query), saved.out.skip(first_query), saved.gradient.skip(first_query));
+    let (k, v) = (saved.k.skip(first_key), saved.v.skip(first_key));
     let stride = keys.next_multiple_of(BLOCK);
     let scale = T::Wide::from_f64(geometry.scale).unwrap_or_else(T::Wide::nan);
     let (mut transposed_keys, mut transposed_values) =
         (Space::new(width * stride)?, Space::new(width * stride)?);
-    saved.k.transposed(batch, kv_head, &(0..keys), scale, transposed_keys.elements_mut());
-    saved.v.transposed(batch, kv_head, &(0..keys), T::Wide::one(), transposed_values.elements_mut());
+    k.transposed(batch, kv_head, &(0..keys), scale, transposed_keys.elements_mut());
+    v.transposed(batch, kv_head, &(0..keys), T::Wide::one(), transposed_values.elements_mut());
     let (transposed_keys, transposed_values) = (transposed_keys.elements(), transposed_values.elements());
     let copied = if T::COMPUTES_IN_ITSELF { 0 } else { keys * width };
     let mut key_space = Space::<T::Wide>::new(copied)?;
-    let keys_as_rows = saved.k.rows(batch, kv_head, &(0..keys), key_space.elements_mut());
+    let keys_as_rows = k.rows(batch, kv_head, &(0..keys), key_space.elements_mut());
     let (mut dk, mut dv) = (Space::<T::Wide>::zeros(keys * width)?, Space::<T::Wide>::zeros(keys * width)?);
     let (mut query_space, mut gradient_space) = (Space::new(BLOCK * width)?, Space::new(BLOCK * width)?);
     let (mut scores, mut slopes) = (Space::new(BLOCK * BLOCK)?, Space::new(BLOCK * BLOCK)?);
     let mut dq = Space::<T::Wide>::new(BLOCK * width)?;
-    for (member, mut of_q) in of_q.into_iter().enumerate() {
+    for (member, of_q) in of_q.iter_mut().enumerate() {
         let head = kv_head * geometry.group() + member;
-        let first_log = (batch * geometry.heads + head) * queries;
-        for here in blocks(0..queries) {
+        let first_log = (batch * geometry.heads + head) * whole.queries + first_query;
+        let of_q = &mut of_q[document.queries.clone()];
+        for here in blocks(0..geometry.queries) {
             let dots: Vec<T::Wide> = here
                 .clone()
                 .map(|row| {
-                    let (out, gradient) =
-                        (saved.out.row(batch, head, row), saved.gradient.row(batch, head, row));
+                    let (out, gradient) = (out.row(batch, head, row), gradients.row(batch, head, row));
                     lanes::sum2(out, gradient, |out, gradient| out * gradient)
                 })
                 .collect();
             let logs = &saved.logs[first_log + here.start..first_log + here.end];
-            let rows = saved.q.rows(batch, head, &here, query_space.elements_mut());
-            let gradient = saved.gradient.rows(batch, head, &here, gradient_space.elements_mut());
+            let rows = q.rows(batch, head, &here, query_space.elements_mut());
+            let gradient = gradients.rows(batch, head, &here, gradient_space.elements_mut());
             let dq = &mut dq.elements_mut()[..here.len() * width];
             dq.fill(<T::Wide as Vectors>::ZERO);
             for block in geometry.key_blocks(&here) {
@@ -140,7 +160,7 @@ fn run<T: Float<Wide: Vectors>>(geometry: &Geometry, saved: &Saved<'_, T>, task:
         }
     }
     for (sums, out) in [(dk, of_k), (dv, of_v)] {
-        for (out, row) in out.into_iter().zip(sums.elements().chunks_exact(width)) {
+        for (out, row) in out[document.keys.clone()].iter_mut().zip(sums.elements().chunks_exact(width)) {
             narrow(row, out);
         }
     }

@@ -4,7 +4,10 @@ use num_traits::{Float as _, FromPrimitive as _, One as _, Zero as _};
 use weightloom_layout::Shape;
 
 use super::weights::{ScoreBlock, SoftmaxState, online_softmax};
-use super::{BLOCK, Geometry, Heads, Mask, Range, Rows, Space, blocks, by_rows, narrow};
+use super::{
+    BLOCK, DocumentSpan, Documents, Geometry, Heads, KeyLimit, Mask, Range, Rows, Space, blocks, by_rows,
+    narrow,
+};
 use crate::element::Float;
 use crate::error::Result;
 use crate::kernels::make;
@@ -20,6 +23,8 @@ const CHUNK: usize = 8 * BLOCK;
 struct Task<'a, T: Float> {
     batch: usize,
     kv_head: usize,
+    document: &'a DocumentSpan,
+    /// Within the document.
     queries: Range,
     /// By head, then by query.
     out: Vec<Vec<&'a mut [T]>>,
@@ -29,21 +34,27 @@ struct Task<'a, T: Float> {
 pub(crate) fn attention<T: Float<Wide: Vectors>>(
     geometry: &Geometry,
     [q, k, v]: [&Tensor; 3],
-    mask: Option<&Tensor>,
+    limit: KeyLimit<'_>,
 ) -> Result<[Tensor; 2]> {
     let (q, k, v) = (Heads::<T>::new(q)?, Heads::<T>::new(k)?, Heads::<T>::new(v)?);
-    let mask = Mask::new(mask, geometry)?;
+    let (mask, documents) = (Mask::new(limit, geometry)?, Documents::new(limit, geometry)?);
     let Geometry { batch, heads, queries, width, .. } = *geometry;
     let dims = [batch, heads, queries, width];
     let mut block = Block::new(dims.iter().product::<usize>() * T::DTYPE.size())?;
     let logs = make::<T::Wide>(&Shape::new(&dims[..3])?, |logs| {
         let out = Rows::new(bytemuck::cast_slice_mut(block.bytes_mut()), dims);
-        try_share(tasks(geometry, out, logs).into_iter(), |task| run(geometry, &q, &k, &v, &mask, task))
+        let tasks = tasks(geometry, &documents, out, logs);
+        try_share(tasks.into_iter(), |task| run(geometry, [&q, &k, &v], &mask, task))
     })?;
     Ok([by_rows::<T>(block, dims)?, logs])
 }
 
-fn tasks<'a, T: Float>(geometry: &Geometry, out: Rows<'a, T>, logs: &'a mut [T::Wide]) -> Vec<Task<'a, T>> {
+fn tasks<'a, T: Float>(
+    geometry: &Geometry,
+    documents: &'a Documents,
+    out: Rows<'a, T>,
+    logs: &'a mut [T::Wide],
+) -> Vec<Task<'a, T>> {
     let Geometry { queries, kv_heads, .. } = *geometry;
     if queries == 0 {
         return Vec::new();
@@ -52,21 +63,26 @@ fn tasks<'a, T: Float>(geometry: &Geometry, out: Rows<'a, T>, logs: &'a mut [T::
     let mut tasks = Vec::new();
     let logs = logs.chunks_mut(group * queries);
     for (number, (out, logs)) in out.groups(group).into_iter().zip(logs).enumerate() {
-        let mut chunks: Vec<Task<'a, T>> = (0..queries)
-            .step_by(CHUNK)
-            .map(|start| Task {
-                batch: number / kv_heads,
-                kv_head: number % kv_heads,
+        let (batch, kv_head) = (number / kv_heads, number % kv_heads);
+        let mut chunks: Vec<Task<'a, T>> = Vec::new();
+        for document in documents.of(batch) {
+            let queries = document.queries.len();
+            chunks.extend((0..queries).step_by(CHUNK).map(|start| Task {
+                batch,
+                kv_head,
+                document,
                 queries: start..(start + CHUNK).min(queries),
                 out: Vec::with_capacity(group),
                 logs: Vec::with_capacity(group),
-            })
-            .collect();
-        for (rows, logs) in out.into_iter().zip(logs.chunks_mut(queries)) {
+            }));
+        }
+        for (rows, mut logs) in out.into_iter().zip(logs.chunks_mut(queries)) {
             let mut rows = rows.into_iter();
-            for (task, logs) in chunks.iter_mut().zip(logs.chunks_mut(CHUNK)) {
+            for task in &mut chunks {
                 task.out.push(rows.by_ref().take(task.queries.len()).collect());
-                task.logs.push(logs);
+                let (here, rest) = logs.split_at_mut(task.queries.len());
+                task.logs.push(here);
+                logs = rest;
             }
         }
         tasks.append(&mut chunks);
@@ -76,14 +92,15 @@ fn tasks<'a, T: Float>(geometry: &Geometry, out: Rows<'a, T>, logs: &'a mut [T::
 
 fn run<T: Float<Wide: Vectors>>(
     geometry: &Geometry,
-    q: &Heads<'_, T>,
-    k: &Heads<'_, T>,
-    v: &Heads<'_, T>,
+    [q, k, v]: [&Heads<'_, T>; 3],
     mask: &Mask<'_>,
     task: Task<'_, T>,
 ) -> Result<()> {
     let width = geometry.width;
-    let Task { batch, kv_head, queries, out, logs } = task;
+    let Task { batch, kv_head, document, queries, out, logs } = task;
+    let geometry = &geometry.within(document);
+    let (q, k, v) =
+        (q.skip(document.queries.start), k.skip(document.keys.start), v.skip(document.keys.start));
     let mut key_blocks = geometry.key_blocks(&queries);
     let first = key_blocks.next().map_or(0, |keys| keys.start);
     let last = geometry.key_blocks(&queries).last().map_or(0, |keys| keys.end);

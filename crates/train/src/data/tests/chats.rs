@@ -5,9 +5,9 @@ use weightloom_hub::text::{ChatError, Message, OrderedJson};
 
 use super::masks::{sample, sampler, shown};
 use super::stage::Around;
-use crate::data::DocumentStatus;
 use crate::data::error::DataError;
 use crate::data::record::Content;
+use crate::data::{DocumentStatus, DropReason};
 
 /// As ChatML has it: a mark, a role, a line break, and a mark at the end.
 pub(super) const CHATML: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}\
@@ -157,10 +157,18 @@ fn tool_calls_contribute() {
 }
 
 #[test]
-fn a_conversation_without_assistant_messages_is_skipped() {
+fn a_conversation_without_assistant_messages_is_dropped_and_its_roles_are_named() {
     let sampler = sampler(Around::Bos, CHATML);
-    let content = Content::Chat { messages: vec![Message::new("user", "q")], tools: None };
-    assert_eq!(sample(&sampler, content).unwrap().status, DocumentStatus::Skipped);
+    let of = |roles: &[&str]| {
+        let messages = roles.iter().map(|role| Message::new(*role, "q")).collect();
+        let sample = sample(&sampler, Content::Chat { messages, tools: None }).unwrap();
+        (sample.status, sample.unknown_roles.into_iter().collect::<Vec<_>>().join(","))
+    };
+    let dropped = DocumentStatus::Dropped;
+    assert_eq!(of(&["user"]), (dropped(DropReason::NoAssistantMessage), String::new()));
+    assert_eq!(of(&["human", "gpt", "human"]), (dropped(DropReason::UnknownRoles), "gpt,human".to_owned()));
+    assert_eq!(of(&["user", "bot"]), (dropped(DropReason::UnknownRoles), "bot".to_owned()));
+    assert_eq!(of(&["human", "assistant"]), (DocumentStatus::Whole, String::new()));
 }
 
 #[test]

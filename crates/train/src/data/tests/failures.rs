@@ -137,7 +137,11 @@ fn unusable_files_are_errors() {
         error
     };
     let path = inside(&folder, "x.json");
-    assert_eq!(error(path.clone()), DataError::Json { file: path });
+    let reason = "it does not start with `[`";
+    assert_eq!(error(path.clone()), DataError::NotAnArray { file: path, line: 1, reason });
+    let path = inside(&folder, "y.bin");
+    let extension = Some(".bin".to_owned());
+    assert_eq!(error(path.clone()), DataError::FileType { file: path, extension });
     let path = folder.path().to_str().unwrap().to_owned();
     assert_eq!(error(path.clone()), DataError::NoFiles { path });
     let path = inside(&folder, "nothing");
@@ -226,7 +230,7 @@ fn one_document_with_targets_is_enough() {
         let epochs = Epochs::Times(40);
         let mut loader = Loader::new(DataSettings { epochs, ..settings(&folder, changes) }).unwrap();
         let count = loader.count_epoch(&mut |_| {}).unwrap();
-        assert_eq!((count.skipped, count.tokens), (9, 3));
+        assert_eq!((count.dropped.answer_cut_off, count.tokens), (9, 3));
         assert_eq!(all_rows(&mut loader).len() as u64, count.rows_in(40));
     }
 }

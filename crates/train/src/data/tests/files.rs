@@ -1,5 +1,7 @@
 //! Paths become files, and files documents.
 
+use std::collections::BTreeMap;
+
 use serde_json::json;
 
 use super::stage::{folder, inside, settings, write};
@@ -10,8 +12,13 @@ use crate::data::paths::{FoundFiles, Kind};
 use crate::data::record::Content;
 use crate::data::{DataSize, Loader};
 
+/// Files that are not read, by type.
+fn skipped(types: &[(&str, usize)]) -> BTreeMap<String, usize> {
+    types.iter().map(|&(name, files)| (name.to_owned(), files)).collect()
+}
+
 fn names(paths: &[String]) -> Result<Vec<String>, DataError> {
-    Ok(FoundFiles::new(paths)?.files.into_iter().map(|file| file.name).collect())
+    Ok(FoundFiles::new(paths, DataFormat::Text)?.files.into_iter().map(|file| file.name).collect())
 }
 
 #[test]
@@ -28,17 +35,19 @@ fn folders_are_read_recursively() {
         ("script.py", b"x"),
     ]);
     let all = folder.path().to_str().unwrap().to_owned();
-    let found = FoundFiles::new(std::slice::from_ref(&all)).unwrap();
+    let found = FoundFiles::new(std::slice::from_ref(&all), DataFormat::Auto).unwrap();
     let names: Vec<&str> = found.files.iter().map(|file| file.name.as_str()).collect();
     assert_eq!(names, ["B.text", "a.markdown", "a/c.jsonl", "a/z.MD", "b.txt"]);
-    assert_eq!(found.skipped_files, 2);
+    assert_eq!(found.skipped_files, skipped(&[(".png", 1), (".py", 1)]));
     assert_eq!(found.files[2].kind, Kind::Jsonl);
 
-    // A file that is named comes in its place, whatever its ending, and once.
-    let script = inside(&folder, "script.py");
-    let found = FoundFiles::new(&[script.clone(), all, script]).unwrap();
+    // A file that is named comes in its place, and once, if a format says what it is.
+    let paths = [inside(&folder, "script.py"), all, inside(&folder, "script.py")];
+    let found = FoundFiles::new(&paths, DataFormat::Text).unwrap();
     assert_eq!((found.files.len(), found.files[0].name.as_str()), (6, "script.py"));
-    assert_eq!((found.files[0].kind, found.skipped_files), (Kind::Text, 1));
+    assert_eq!((found.files[0].kind, found.skipped_files), (Kind::Text, skipped(&[(".png", 1)])));
+    let found = FoundFiles::new(&paths, DataFormat::Chat).unwrap();
+    assert_eq!(found.files[0].kind, Kind::Jsonl);
 }
 
 #[test]
@@ -58,9 +67,10 @@ fn patterns_match_files_and_folders() {
     assert_eq!(of("**/{a,b}.txt"), ["2023/a.txt", "2024-1/a.txt", "2024-1/deep/b.txt"]);
     assert_eq!(of("2024-1/**"), ["a.txt", "deep/b.txt", "other.bin"]);
     assert_eq!(of("2024-[2-9]/*"), ["2024-2/c.jsonl"]);
-    let found = FoundFiles::new(&[inside(&folder, "2024-1/**")]).unwrap();
-    assert_eq!(found.skipped_files, 0);
-    assert_eq!(FoundFiles::new(&[inside(&folder, "2024-*")]).unwrap().skipped_files, 1);
+    let found = FoundFiles::new(&[inside(&folder, "2024-1/**")], DataFormat::Text).unwrap();
+    assert_eq!(found.skipped_files, skipped(&[]));
+    let found = FoundFiles::new(&[inside(&folder, "2024-*")], DataFormat::Auto).unwrap();
+    assert_eq!(found.skipped_files, skipped(&[(".bin", 1)]));
 
     // What is there by this very name is no pattern.
     write(folder.path(), "odd[1].txt", b"x");
@@ -104,12 +114,30 @@ fn documents_are_read_from_their_files() {
     assert!(matches!(chat, Content::Chat { messages, tools: None } if messages[0].role() == "user"));
     assert_eq!(read(5), ("c.md:1".to_owned(), text("# third")));
     let bytes = (20 + lines.len() + 7) as u64;
-    assert_eq!(documents.size(), DataSize { files: 3, skipped_files: 0, documents: 6, bytes });
+    assert_eq!(documents.size(), DataSize { files: 3, skipped_files: skipped(&[]), documents: 6, bytes });
 }
 
 #[test]
 fn a_loader_reports_the_size_of_the_data() {
     let folder = folder(&[("a.txt", b"abc"), ("b.png", b"x")]);
     let loader = Loader::new(settings(&folder, json!({}))).unwrap();
-    assert_eq!(loader.size(), Some(DataSize { files: 1, skipped_files: 1, documents: 1, bytes: 3 }));
+    let expected = DataSize { files: 1, skipped_files: skipped(&[(".png", 1)]), documents: 1, bytes: 3 };
+    assert_eq!(loader.size(), Some(expected));
+}
+
+#[test]
+fn a_json_file_is_an_array_of_records() {
+    let array = "[\n  {\"text\": \"one\"},\n  {\"prompt\": \"p\",\n   \"completion\": \"c\"}\n]\n";
+    let folder = folder(&[("x.json", array.as_bytes())]);
+    let paths = [inside(&folder, "x.json")];
+    let documents = Documents::new(&paths, None, DataFormat::Auto).unwrap();
+    let (origin, content) = documents.read(0).unwrap();
+    assert_eq!((origin.line, content), (2, Content::Text("one".to_owned())));
+    let (origin, content) = documents.read(1).unwrap();
+    let prompt = Content::Prompt { prompt: "p".to_owned(), completion: "c".to_owned() };
+    assert_eq!((origin.line, content), (3, prompt));
+    // The line of an error inside a record that spans lines.
+    write(folder.path(), "x.json", b"[{\"text\":\n \"one\",\n 7}]");
+    let error = Documents::new(&paths, None, DataFormat::Auto).map(|_| ()).unwrap_err();
+    assert!(matches!(error, DataError::Syntax { line: 3, .. }), "{error}");
 }

@@ -70,7 +70,7 @@ fn dummy_data_has_no_epochs() {
     assert_eq!(error_of(dummy(json!({"vocabulary": 0}))), DataError::NoVocabulary);
     let mut loader = Loader::new(dummy(json!({}))).unwrap();
     assert_eq!(loader.count_epoch(&mut |_| {}), Err(DataError::NoEpochs));
-    assert_eq!((loader.size(), loader.eval_rows(0)), (None, Ok(Vec::new())));
+    assert_eq!((loader.size(), loader.eval_rows(0)), (None, Ok((Vec::new(), None))));
 }
 
 #[test]
@@ -146,13 +146,14 @@ fn eval_rows_are_in_file_order() {
         "paths": [inside(&folder, "train.txt")], "eval_paths": [held], "packing": false, "max_seq_len": 4,
     });
     let mut loader = Loader::new(settings(&folder, changes)).unwrap();
-    let rows = loader.eval_rows(0).unwrap();
+    let (rows, documents) = loader.eval_rows(0).unwrap();
+    assert_eq!(documents.map(|documents| (documents.read, documents.used)), Some((2, 2)));
     let tokenizer = tokenizer(Around::Bos);
     let text = |row: &Row| {
         row.inputs[..row.length].iter().map(|&id| tokenizer.token(id).unwrap()).collect::<String>()
     };
     assert_eq!(rows.iter().map(text).collect::<Vec<_>>(), ["<s>aa", "<s>bb"]);
-    assert_eq!(loader.eval_rows(1).unwrap(), rows[..1]);
+    assert_eq!(loader.eval_rows(1).unwrap().0, rows[..1]);
     assert_eq!(all_rows(&mut loader.held_out().unwrap().unwrap()), rows);
     // What is trained on stays where it is.
     assert_eq!(all_rows(&mut loader).iter().map(text).collect::<Vec<_>>(), ["<s>xxx", "x"]);

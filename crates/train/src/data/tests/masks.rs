@@ -7,10 +7,10 @@ use weightloom_hub::text::{ChatTemplates, Message, Tokenizer};
 
 use super::stage::{Around, templates, tokenizer};
 use crate::config::TrainOn;
-use crate::data::DocumentStatus;
 use crate::data::error::DataError;
 use crate::data::record::{Content, Origin};
 use crate::data::sample::{Sample, Sampler, Templates};
+use crate::data::{DocumentStatus, DropReason};
 
 pub(super) fn sampler(around: Around, template: &str) -> Sampler {
     let templates = if template.is_empty() { ChatTemplates::default() } else { templates(template) };
@@ -126,7 +126,7 @@ fn long_prompts_are_truncated_at_the_end() {
     assert_eq!(of(5, "yx"), ("<s>qq⟦yx⟧".to_owned(), DocumentStatus::Truncated));
     assert_eq!(of(4, "yx"), ("<s>qq⟦y⟧".to_owned(), DocumentStatus::Truncated));
     // No token contributes.
-    assert_eq!(of(3, "yx"), (String::new(), DocumentStatus::Skipped));
+    assert_eq!(of(3, "yx"), (String::new(), DocumentStatus::Dropped(DropReason::AnswerCutOff)));
     // Texts are not cut off: they become several rows.
     let mut long = sampler(Around::Bos, "");
     long.max_tokens = 3;

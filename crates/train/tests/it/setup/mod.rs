@@ -260,7 +260,8 @@ impl Trainer {
             .map(|micro| {
                 let first = (self.gangs.dp.rank() * of_rank + micro * rows) * time;
                 let part = first..first + rows * time;
-                MicroBatch { rows, inputs: inputs[part.clone()].to_vec(), targets: targets[part].to_vec() }
+                let (inputs, targets) = (inputs[part.clone()].to_vec(), targets[part].to_vec());
+                MicroBatch { rows, inputs, targets, documents: None }
             })
             .collect()
     }

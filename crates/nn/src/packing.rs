@@ -1,0 +1,75 @@
+//! Documents packed into rows.
+//!
+//! A token attends only to its document, and positions restart with each document,
+//! so a document's hidden states have the bits that they have in a row of one
+//! document.
+
+use weightloom_dtensor::DTensor;
+use weightloom_layout::{DType, Shape};
+use weightloom_tensor::{Device, Tensor};
+
+use crate::error::NnError;
+use crate::rope::Rope;
+
+/// The documents of packed rows.
+pub(crate) struct PackedDocuments {
+    /// The first position of each position's document, `[batch, time]` of `i64`.
+    pub(crate) starts: DTensor,
+}
+
+impl PackedDocuments {
+    pub(crate) fn new(starts: DTensor, batch: usize, time: usize) -> Result<Self, NnError> {
+        let expected = Shape::new(&[batch, time])?;
+        if *starts.shape() != expected || starts.dtype() != DType::I64 {
+            let (found, dtype) = (starts.shape().clone(), starts.dtype());
+            return Err(NnError::DocumentStarts { found, dtype, expected });
+        }
+        Ok(Self { starts })
+    }
+
+    /// The position in its document of each token of this rank's rows.
+    fn local_ids(&self) -> Result<Tensor, NnError> {
+        let local = self.starts.to_local();
+        if local.device() == Device::Meta {
+            return Ok(Tensor::zeros(DType::I64, local.shape(), Device::Meta)?);
+        }
+        let time = self.starts.shape()[1].max(1);
+        let starts = local.to_vec::<i64>()?;
+        let ids: Vec<i64> =
+            starts.iter().enumerate().map(|(at, start)| ((at % time) as i64 - start).max(0)).collect();
+        Ok(Tensor::from_slice(&ids, local.shape())?)
+    }
+
+    /// Wraps a tensor of this rank's rows whose first dims are those of `starts`.
+    fn wrap(&self, local: Tensor, shape: &Shape) -> Result<DTensor, NnError> {
+        Ok(DTensor::from_local(self.starts.dist(), local, self.starts.layout(), shape)?)
+    }
+
+    /// Cosines and sines, `[batch, time, pairs]`.
+    pub(crate) fn angles(&self, rope: &Rope) -> Result<[DTensor; 2], NnError> {
+        let device = self.starts.to_local().device();
+        let ids = self.local_ids()?;
+        let longest = match device {
+            Device::Meta => 1,
+            _ => ids.to_vec::<i64>()?.into_iter().max().map_or(0, |last| last as usize + 1),
+        };
+        let ids = ids.reshape(&Shape::new(&[ids.shape().volume()])?)?;
+        let [cos, sin] = rope.tables(0..longest, device)?;
+        let pairs = cos.shape()[1];
+        let with_pairs = |shape: &Shape| Shape::new(&[shape[0], shape[1], pairs]);
+        let (local, shape) = (with_pairs(self.starts.to_local().shape())?, with_pairs(self.starts.shape())?);
+        let by_token = |table: Tensor| self.wrap(table.index_select(0, &ids)?.reshape(&local)?, &shape);
+        Ok([by_token(cos)?, by_token(sin)?])
+    }
+
+    /// The position in its document of each token, `[batch, time]`. Only padding
+    /// lies beyond the `last` position.
+    pub(crate) fn position_ids(&self, last: i64) -> Result<DTensor, NnError> {
+        let mut ids = self.local_ids()?;
+        if ids.device() != Device::Meta {
+            let kept: Vec<i64> = ids.to_vec::<i64>()?.into_iter().map(|id| id.min(last)).collect();
+            ids = Tensor::from_slice(&kept, ids.shape())?;
+        }
+        self.wrap(ids, self.starts.shape())
+    }
+}

@@ -1,0 +1,321 @@
+//! The account of all documents: how many are used, truncated and dropped.
+//!
+//! The sums add up: documents read are those used and those dropped, by reason.
+//! With epochs, all documents are counted. A run of `max_steps` may need only a
+//! part of large data, so only the first documents that it reads are counted.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::count::{Count, Measure, Progress};
+use super::error::DataError;
+use super::loader::Loader;
+use super::state::Position;
+use super::status::{DocumentStatus, DropCounts, DropReason};
+use super::stream::Epochs;
+
+/// A run without epochs counts documents up to this size in advance: a few seconds
+/// of tokenization.
+const SURVEY_BYTES: u64 = 8 << 20;
+
+/// The account of the documents of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct DataSummary {
+    pub files: usize,
+    /// Files in folders that are not read, by type.
+    pub skipped_files: BTreeMap<String, usize>,
+    /// Documents in all files.
+    pub documents: u64,
+    /// Documents counted: all, or the first that the run reads.
+    pub read: u64,
+    /// Documents that are trained on: `read` without `dropped`.
+    pub used: u64,
+    /// Used documents that are longer than a row.
+    pub truncated: u64,
+    /// Documents that are not trained on, by reason.
+    pub dropped: Vec<DroppedDocuments>,
+    /// Tokens of used documents.
+    pub tokens: u64,
+    /// Tokens that contribute to the loss.
+    pub trained_tokens: u64,
+    /// Tokens cut off from truncated documents.
+    pub cut_tokens: u64,
+    /// Rows of an epoch, if all documents are counted.
+    pub rows: Option<u64>,
+    /// Lengths of documents before truncation.
+    pub lengths: LengthHistogram,
+}
+
+/// Documents dropped for one reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs)]
+pub struct DroppedDocuments {
+    pub reason: DropReason,
+    pub documents: u64,
+    /// File and line of the first, if known.
+    pub first: Option<String>,
+    /// Unknown roles, with the number of documents that have them.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub roles: BTreeMap<String, u64>,
+}
+
+/// Numbers of documents by length.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LengthHistogram {
+    /// Most tokens of a used document: `data.max_seq_len` and one that is only a
+    /// target. Plain text is never cut.
+    pub limit: u64,
+    /// Bins in ascending order.
+    pub bins: Vec<LengthBin>,
+    /// Tokens of the longest document.
+    pub longest: u64,
+}
+
+/// Documents of similar length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs)]
+pub struct LengthBin {
+    /// Least number of tokens.
+    pub from: u64,
+    /// Greatest number of tokens.
+    pub to: u64,
+    pub documents: u64,
+}
+
+impl LengthHistogram {
+    /// Bins that double in width; one ends at the limit.
+    fn new(measures: &[Measure], limit: u64) -> Self {
+        let lengths = || measures.iter().map(|measure| u64::from(measure.full_length));
+        let longest = lengths().max().unwrap_or(0);
+        let mut ends: Vec<u64> = std::iter::successors(Some(limit.max(1)), |end| Some(end / 2))
+            .take_while(|&end| end > 0)
+            .take(6)
+            .collect();
+        ends.reverse();
+        while ends.last().is_some_and(|&end| end < longest) {
+            ends.push(ends.last().map_or(1, |end| end.saturating_mul(2)));
+        }
+        let mut from = 0;
+        let mut bins: Vec<LengthBin> = Vec::with_capacity(ends.len());
+        for to in ends {
+            bins.push(LengthBin { from, to, documents: 0 });
+            from = to + 1;
+        }
+        for length in lengths() {
+            let bin = bins.partition_point(|bin| bin.to < length);
+            if let Some(bin) = bins.get_mut(bin) {
+                bin.documents += 1;
+            }
+        }
+        Self { limit, bins, longest }
+    }
+}
+
+/// The measures of some documents.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SurveyPart {
+    measures: Vec<Measure>,
+    roles: BTreeMap<String, u64>,
+}
+
+impl Loader {
+    /// The number of documents to count before the first step.
+    pub fn survey_size(&self) -> usize {
+        let Some(stream) = self.file_stream() else { return 0 };
+        let all = stream.documents.len();
+        if matches!(stream.epochs, Epochs::Times(_)) || stream.documents.size().bytes <= SURVEY_BYTES {
+            return all;
+        }
+        let mut bytes = 0;
+        let fits = |place: &usize| {
+            bytes += stream.documents.bytes(stream.order.at(0, *place as u64) as usize);
+            bytes <= SURVEY_BYTES
+        };
+        (0..all).take_while(fits).count().max(1)
+    }
+
+    /// Measures a range of the documents to count, so that ranks can share the
+    /// work. Finds every error in them.
+    pub fn survey(
+        &mut self,
+        part: std::ops::Range<usize>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<SurveyPart, DataError> {
+        let size = self.survey_size();
+        let stream = self.files()?;
+        if part.end > size || part.start > part.end {
+            let number = part.end.max(part.start) as u64;
+            return Err(DataError::Position { what: "document", number, limit: size as u64 });
+        }
+        let of = part.len() as u64;
+        let mut surveyed = SurveyPart::default();
+        for (done, place) in part.enumerate() {
+            let document = if size == stream.documents.len() {
+                place
+            } else {
+                stream.order.at(0, place as u64) as usize
+            };
+            let sample = stream.sample(document)?;
+            for role in &sample.unknown_roles {
+                *surveyed.roles.entry(role.clone()).or_default() += 1;
+            }
+            surveyed.measures.push(Measure::of(sample));
+            progress(Progress { done: done as u64 + 1, of });
+        }
+        Ok(surveyed)
+    }
+
+    /// The account of the documents that all parts of a survey measured, in order,
+    /// and their count if they are all documents. Remembers their lengths.
+    pub fn summarize(&mut self, parts: Vec<SurveyPart>) -> Result<(DataSummary, Option<Count>), DataError> {
+        let size = self.survey_size();
+        let stream = self.files()?;
+        let all = stream.documents.len();
+        let (mut measures, mut roles) = (Vec::with_capacity(size), BTreeMap::new());
+        for part in parts {
+            measures.extend(part.measures);
+            for (role, documents) in part.roles {
+                *roles.entry(role).or_default() += documents;
+            }
+        }
+        if measures.len() != size {
+            let (number, limit) = (measures.len() as u64, size as u64);
+            return Err(DataError::Position { what: "measure", number, limit });
+        }
+        let mut firsts: BTreeMap<DropReason, usize> = BTreeMap::new();
+        for (place, &measure) in measures.iter().enumerate() {
+            let document = if size == all { place } else { stream.order.at(0, place as u64) as usize };
+            stream.lengths.put(document, measure);
+            if let DocumentStatus::Dropped(reason) = measure.status {
+                let first = firsts.entry(reason).or_insert(document);
+                *first = document.min(*first);
+            }
+        }
+        let count = Count::new(&measures, stream.layout, stream.size);
+        let data = stream.documents.size();
+        let dropped = reasons(count.dropped, |reason| {
+            let first = firsts.get(&reason).map(|&document| stream.documents.origin(document).to_string());
+            let roles = if reason == DropReason::UnknownRoles { roles.clone() } else { BTreeMap::new() };
+            (first, roles)
+        });
+        let summary = DataSummary {
+            files: data.files,
+            skipped_files: data.skipped_files,
+            documents: all as u64,
+            read: count.documents,
+            used: count.documents - count.dropped.total(),
+            truncated: count.truncated,
+            dropped,
+            tokens: count.tokens,
+            trained_tokens: count.targets,
+            cut_tokens: count.cut_tokens,
+            rows: (size == all).then_some(count.rows),
+            lengths: LengthHistogram::new(&measures, stream.size as u64 + 1),
+        };
+        Ok((summary, (size == all).then_some(count)))
+    }
+
+    /// The account of all documents, by one rank alone.
+    pub fn summary(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<DataSummary, DataError> {
+        let part = self.survey(0..self.survey_size(), progress)?;
+        Ok(self.summarize(vec![part])?.0)
+    }
+}
+
+impl DataSummary {
+    /// The number of dropped documents.
+    pub fn dropped_documents(&self) -> u64 {
+        self.dropped.iter().map(|dropped| dropped.documents).sum()
+    }
+
+    /// Whether all documents are counted.
+    pub fn is_complete(&self) -> bool {
+        self.read == self.documents
+    }
+
+    /// Fails if more than this share of the documents is dropped, or nothing is
+    /// left.
+    pub fn check_dropped(&self, max_dropped: f64) -> Result<(), DataError> {
+        check_share(self.dropped_documents(), self.read, max_dropped, || self.dropped.clone())?;
+        if self.used == 0 && self.read > 0 {
+            return Err(DataError::NoTargets { documents: self.read as usize });
+        }
+        Ok(())
+    }
+}
+
+/// The account of the documents that a run has read so far, over all epochs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs)]
+pub struct DocumentsRead {
+    pub read: u64,
+    /// `read` without `dropped`.
+    pub used: u64,
+    pub truncated: u64,
+    pub dropped: Vec<DroppedDocuments>,
+    /// Completed epochs.
+    pub epochs: u64,
+}
+
+impl DocumentsRead {
+    /// The account at a position in the data.
+    pub fn at(position: &Position) -> Self {
+        Self {
+            read: position.documents,
+            used: position.documents.saturating_sub(position.dropped.total()),
+            truncated: position.truncated,
+            dropped: reasons(position.dropped, |_| (None, BTreeMap::new())),
+            epochs: position.epoch,
+        }
+    }
+
+    /// Fails if more than this share of the documents is dropped.
+    pub fn check_dropped(&self, max_dropped: f64) -> Result<(), DataError> {
+        check_share(self.read - self.used, self.read, max_dropped, || self.dropped.clone())
+    }
+}
+
+fn check_share(
+    dropped: u64,
+    read: u64,
+    max_dropped: f64,
+    reasons: impl Fn() -> Vec<DroppedDocuments>,
+) -> Result<(), DataError> {
+    if dropped as f64 <= max_dropped * read as f64 {
+        return Ok(());
+    }
+    Err(DataError::TooManyDropped { dropped, read, limit: max_dropped.to_string(), reasons: reasons() })
+}
+
+/// The reasons for which documents are dropped, the commonest first.
+fn reasons(
+    counts: DropCounts,
+    details: impl Fn(DropReason) -> (Option<String>, BTreeMap<String, u64>),
+) -> Vec<DroppedDocuments> {
+    let mut all: Vec<DroppedDocuments> = DropReason::ALL
+        .into_iter()
+        .filter(|&reason| counts.of(reason) > 0)
+        .map(|reason| {
+            let (first, roles) = details(reason);
+            DroppedDocuments { reason, documents: counts.of(reason), first, roles }
+        })
+        .collect();
+    all.sort_by_key(|dropped| std::cmp::Reverse(dropped.documents));
+    all
+}
+
+impl std::fmt::Display for DroppedDocuments {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} with {}", self.documents, self.reason)?;
+        if !self.roles.is_empty() {
+            let names: Vec<String> = self.roles.keys().map(|role| format!("`{role}`")).collect();
+            write!(f, " {}", names.join(", "))?;
+        }
+        match &self.first {
+            Some(first) => write!(f, " (first: {first})"),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! The data of a config as a run would use it, without a run.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use weightloom_hub::Hub;
+use weightloom_hub::fetch::FetchObserver;
+
+use super::build::load_tokenizer;
+use crate::config::Config;
+use crate::data::{DataSettings, DataSummary, Epochs, Example, Loader};
+use crate::error::TrainError;
+use crate::spec::SpecRegistry;
+
+/// The data of a config.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DataPreview {
+    /// The first documents in the order of training.
+    pub examples: Vec<Example>,
+    /// The account of all documents, or of the first ones of large data.
+    pub summary: DataSummary,
+}
+
+/// Reads the data of a config: the first `examples` documents, and the account of
+/// all. Loads the tokenizer and the model config, but no weights into memory.
+pub fn preview_data(
+    config: &Config,
+    hub: &Hub,
+    specs: &SpecRegistry,
+    examples: usize,
+    fetching: &dyn FetchObserver,
+) -> Result<DataPreview, TrainError> {
+    let spec = specs.find(hub, &config.model.name)?;
+    let weights = config.model.weights_path.as_deref().map(|path| hub.open(path, fetching)).transpose()?;
+    let model = spec.config(&config.model, weights.as_ref().map(weightloom_hub::Model::config))?;
+    let decoder = spec.decoder(&model)?;
+    let text = load_tokenizer(config, hub, weights.as_ref(), fetching)?;
+    let mut loader = Loader::new(DataSettings {
+        config: config.data.clone(),
+        tokenizer: text.tokenizer,
+        templates: Arc::new(text.templates),
+        seed: config.train.seed,
+        vocabulary: decoder.vocabulary,
+        epochs: Epochs::Endless,
+    })?;
+    Ok(DataPreview { examples: loader.examples(examples)?, summary: loader.summary(&mut |_| {})? })
+}

@@ -1,0 +1,172 @@
+//! `weightloom data`: show training data as a run would use it.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand, ValueHint};
+use weightloom::train::config::read_file;
+use weightloom::train::data::{
+    DataSummary, DocumentStatus, DocumentsRead, DroppedDocuments, Example, LengthHistogram,
+};
+use weightloom::train::spec::SpecRegistry;
+use weightloom::train::{DataPreview, TrainError, preview_data};
+
+use super::failure::Failure;
+use super::hub::{Downloads, HubArgs};
+use super::output::{Output, counted};
+
+#[derive(Subcommand)]
+pub(super) enum DataCommand {
+    /// Show the first documents with their trained tokens, the lengths, and what is dropped.
+    ///
+    /// Trained tokens are in ⟦brackets⟧, and green on a terminal.
+    #[command(after_help = "Examples:
+  weightloom data show run.yaml
+  weightloom data show run.yaml -n 10 data.max_seq_len=2048
+  weightloom data show run.yaml --json | jq .summary.dropped")]
+    Show(ShowArgs),
+}
+
+#[derive(Args)]
+pub(super) struct ShowArgs {
+    /// YAML config of a training run.
+    #[arg(value_hint = ValueHint::FilePath)]
+    file: PathBuf,
+
+    /// Override config values, such as data.max_seq_len=2048.
+    #[arg(value_name = "KEY=VALUE", value_hint = ValueHint::Other)]
+    overrides: Vec<String>,
+
+    /// Number of documents to show.
+    #[arg(short = 'n', long = "examples", value_name = "N", default_value_t = 3, value_hint = ValueHint::Other)]
+    examples: usize,
+
+    #[command(flatten)]
+    hub: HubArgs,
+}
+
+pub(super) fn run(command: &DataCommand, output: Output) -> Result<ExitCode, Failure> {
+    let DataCommand::Show(args) = command;
+    let variable = |name: &str| std::env::var(name).ok();
+    let config = read_file(&args.file, &args.overrides, &variable)
+        .map_err(|error| Failure::user(&TrainError::from(error)))?;
+    let downloads = Downloads::new(output);
+    let preview = preview_data(&config, &args.hub.hub()?, &SpecRegistry::new(), args.examples, &downloads)?;
+    let colour = if std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none() {
+        Colour::On
+    } else {
+        Colour::Off
+    };
+    output.show(&preview, |preview| render(preview, colour))
+}
+
+/// Whether trained tokens are coloured.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Colour {
+    On,
+    Off,
+}
+
+fn render(preview: &DataPreview, colour: Colour) -> String {
+    let mut parts: Vec<String> =
+        preview.examples.iter().map(|example| self::example(example, colour)).collect();
+    parts.push(histogram(&preview.summary.lengths));
+    parts.push(summary_lines(&preview.summary).join("\n"));
+    parts.join("\n\n")
+}
+
+fn example(example: &Example, colour: Colour) -> String {
+    let used = match example.status {
+        DocumentStatus::Whole => {
+            format!("{}, {} trained", counted(example.tokens, "token"), example.trained_tokens)
+        }
+        DocumentStatus::Truncated => format!(
+            "truncated from {} to {}, {} trained",
+            example.full_length,
+            counted(example.tokens, "token"),
+            example.trained_tokens
+        ),
+        DocumentStatus::Dropped(reason) => {
+            format!("dropped: {reason}; {}", counted(example.full_length, "token"))
+        }
+    };
+    let mut text = String::new();
+    for passage in &example.passages {
+        match (passage.trained, colour) {
+            (false, _) => text += &passage.text,
+            (true, Colour::Off) => text += &format!("⟦{}⟧", passage.text),
+            (true, Colour::On) => text += &format!("\u{1b}[32m⟦{}⟧\u{1b}[0m", passage.text),
+        }
+    }
+    let text = text.trim_end();
+    let separator = if text.is_empty() { "" } else { "\n" };
+    format!("{} ({used}){separator}{text}", example.origin)
+}
+
+/// Width of the longest bar.
+const BAR: u64 = 40;
+
+fn histogram(lengths: &LengthHistogram) -> String {
+    let most = lengths.bins.iter().map(|bin| bin.documents).max().unwrap_or(0).max(1);
+    let width = lengths.bins.last().map_or(1, |bin| bin.to.to_string().len());
+    let mut lines = vec!["documents by length in tokens".to_owned()];
+    // Short bins at the start and the end say nothing.
+    let first = lengths.bins.iter().position(|bin| bin.documents > 0 || bin.to >= lengths.limit).unwrap_or(0);
+    for bin in &lengths.bins[first..] {
+        let bar = "█".repeat((bin.documents * BAR).div_ceil(most) as usize);
+        let line = format!("{:>width$}–{:<width$} {bar} {}", bin.from, bin.to, bin.documents);
+        lines.push(format!("  {line}"));
+        if bin.to == lengths.limit {
+            let cut = lengths.limit.saturating_sub(1);
+            lines.push(format!("  {} data.max_seq_len: {cut}", "─".repeat(2 * width + 1)));
+        }
+    }
+    lines.join("\n")
+}
+
+/// The account of documents, for people.
+pub(super) fn summary_lines(summary: &DataSummary) -> Vec<String> {
+    let count = |documents: u64| counted(documents as usize, "document");
+    let mut head = format!("data: {} in {}", count(summary.documents), counted(summary.files, "file"));
+    if !summary.skipped_files.is_empty() {
+        let types: Vec<String> =
+            summary.skipped_files.iter().map(|(kind, files)| format!("{files} {kind}")).collect();
+        head += &format!("; files of other types, not read: {}", types.join(", "));
+    }
+    let mut lines = vec![head];
+    if !summary.is_complete() {
+        lines.push(format!("  counted so far: {}", summary.read));
+    }
+    let rows = summary.rows.map_or_else(String::new, |rows| format!(" in {}", counted(rows as usize, "row")));
+    lines.push(format!(
+        "  used: {}, {} tokens{rows}, {} of them trained",
+        summary.used, summary.tokens, summary.trained_tokens
+    ));
+    if summary.truncated > 0 {
+        lines.push(format!(
+            "  truncated: {}, by {}; raise `data.max_seq_len` to keep them whole",
+            summary.truncated,
+            counted(summary.cut_tokens as usize, "token")
+        ));
+    }
+    lines.extend(dropped_line(&summary.dropped));
+    lines
+}
+
+fn dropped_line(dropped: &[DroppedDocuments]) -> Option<String> {
+    let total: u64 = dropped.iter().map(|dropped| dropped.documents).sum();
+    let reasons: Vec<String> = dropped.iter().map(ToString::to_string).collect();
+    (total > 0).then(|| format!("  dropped: {total}: {}", reasons.join("; ")))
+}
+
+/// The documents that a run has read, for people.
+pub(super) fn read_lines(name: &str, read: &DocumentsRead) -> Vec<String> {
+    let mut lines =
+        vec![format!("{name}: {} read, {} used", counted(read.read as usize, "document"), read.used)];
+    if read.truncated > 0 {
+        lines.push(format!("  truncated: {}", read.truncated));
+    }
+    lines.extend(dropped_line(&read.dropped));
+    lines
+}
