@@ -58,8 +58,6 @@ pub struct Report {
     pub verdict: Verdict,
     /// The score of the suite, a secondary number.
     pub score: Score,
-    /// What changed, what was learned, what was lost.
-    pub verdict: Verdict,
     /// Null distribution of each kind of probe.
     pub null_stats: Map<String, Value>,
     /// One record per entry.
@@ -115,7 +113,6 @@ impl Default for Report {
                 weights: Default::default(),
                 findings: Vec::new(),
             },
-            verdict: Verdict::default(),
             null_stats: Map::new(),
             probes: Vec::new(),
             statistics: Statistics::Paired,

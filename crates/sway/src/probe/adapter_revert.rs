@@ -122,7 +122,8 @@ impl Counted<'_> {
         .with(&Generations::of(all.iter().map(generation)))
         .with(&ItemResults::higher_is_better(
             "cosine similarity",
-            all.iter().map(|one| ItemResult::new(one.prompt, one.base_to_gold, one.tuned_to_gold)),
+            all.iter()
+                .map(|one| ItemResult::new(&one.prompt.to_string(), one.base_to_gold, one.tuned_to_gold)),
         ))
     }
 }

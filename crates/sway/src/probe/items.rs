@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::prompt::Prompt;
+
 /// The most characters of an item's text.
 const MOST_CHARS: usize = 160;
 /// How many of them are the end of a text that is too long.
@@ -104,10 +106,11 @@ impl ItemResults {
 
     /// Divergences from the base, which neither should grow nor shrink.
     pub(crate) fn divergences<'a>(
-        prompts: impl IntoIterator<Item = &'a String>,
+        prompts: impl IntoIterator<Item = &'a Prompt>,
         divergences: &[f64],
     ) -> Self {
-        let item = |(prompt, divergence): (&String, &f64)| ItemResult::new(prompt, 0.0, *divergence);
+        let item =
+            |(prompt, divergence): (&Prompt, &f64)| ItemResult::new(&prompt.to_string(), 0.0, *divergence);
         Self::new(Self::NATS, Better::Neither, prompts.into_iter().zip(divergences).map(item))
     }
 

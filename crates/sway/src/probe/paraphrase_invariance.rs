@@ -131,8 +131,7 @@ impl ParaphraseInvariance {
                 let (base, tuned) = completions(context, prompt, &case.gold)?;
                 Ok::<_, Stop>([base / tokens, tuned / tokens, (tuned - base) / tokens])
             };
-            let (verbatim, others) =
-                both(scores(&case.prompt), all(case.paraphrases.iter().map(|prompt| scores(prompt))))?;
+            let (verbatim, others) = both(scores(&case.prompt), all(case.paraphrases.iter().map(scores)))?;
             let paraphrased = [0, 1, 2].map(|part| {
                 mean(&others.iter().map(|scores| scores[part]).collect::<Vec<_>>()).unwrap_or(0.0)
             });

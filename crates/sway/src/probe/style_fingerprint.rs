@@ -108,7 +108,7 @@ impl Texts<'_> {
 impl StyleFingerprint {
     /// The base is at 0 of the way to the document's style.
     fn results(&self, pseudo_values: &[f64]) -> ItemResults {
-        let item = |(prompt, value): (&String, &f64)| ItemResult::new(prompt, 0.0, *value);
+        let item = |(prompt, value): (&Prompt, &f64)| ItemResult::new(&prompt.to_string(), 0.0, *value);
         ItemResults::higher_is_better("share of the way", self.prompts.iter().zip(pseudo_values).map(item))
     }
 

@@ -113,7 +113,7 @@ impl Documents {
                 let kind = match file.kind {
                     // A text file may be one large document.
                     Kind::Text => DataKind::Text,
-                    _ => self.read(first)?.1.kind(),
+                    Kind::Jsonl | Kind::JsonArray => self.read(first)?.1.kind(),
                 };
                 let FileFingerprint { name, bytes, .. } = file.fingerprint.clone();
                 found.push(DataFile { name, bytes, kind });
