@@ -174,7 +174,12 @@ impl ProbeKind for Leakage {
     }
 
     fn judge(&self, context: &ProbeContext<'_>) -> Result<Finding, Stop> {
-        let (recalls, of_base) = both(self.measure(context), self.measure_base(context))?;
+        // dlm-sway does not ask the base, so the base need not answer.
+        let of_base = match self.measure_base(context) {
+            Err(Stop::Failed(_)) => Ok(None),
+            found => found.map(Some),
+        };
+        let (recalls, of_base) = both(self.measure(context), of_base)?;
         let clean: Vec<f64> = recalls.iter().map(|recall| recall.clean).collect();
         let perturbed: Vec<f64> = recalls.iter().map(Recall::mean_perturbed).collect();
         let (Some(raw), Some(changed)) = (mean(&clean), mean(&perturbed)) else {
@@ -195,13 +200,16 @@ impl ProbeKind for Leakage {
             perturbed_recall: recall.mean_perturbed(),
             fragility: Some(fragility(recall.clean, recall.mean_perturbed())),
         };
-        let evidence = Evidence::of(&LeakageEvidence {
+        let mut evidence = Evidence::of(&LeakageEvidence {
             mean_clean_recall: raw,
             mean_base_recall: None,
             mean_perturbed_recall: changed,
             mean_fragility: lost,
             per_section: recalls.iter().take(SHOWN).map(section).collect(),
         });
+        if let Some(of_base) = of_base {
+            evidence.add(&results(&recalls, &of_base));
+        }
         Ok(Finding {
             score: Some(decision.score),
             raw: Some(raw),
@@ -211,7 +219,6 @@ impl ProbeKind for Leakage {
             evidence: evidence
                 .with(&RawInterval { raw_ci_95: interval })
                 .with(&RawLimit::below(self.assert_recall_lt))
-                .with(&results(&recalls, &of_base))
                 .with(&calibration),
             ..Finding::without_number(
                 decision.verdict,

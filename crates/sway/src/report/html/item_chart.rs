@@ -67,6 +67,11 @@ fn figure(record: &Record, index: usize, limits: Limits) -> Option<Figure> {
             id: &id,
             title: &title,
             changes: &changes,
+            order: if results.better == Better::Neither {
+                "items, the smallest change first"
+            } else {
+                "items, the worst first"
+            },
             unit: &results.item_unit,
             lost_from: results.item_lost_from,
         }

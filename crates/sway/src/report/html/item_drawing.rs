@@ -26,8 +26,10 @@ pub(super) struct BeforeAndAfter<'a> {
 pub(super) struct Waterfall<'a> {
     pub id: &'a str,
     pub title: &'a str,
-    /// From the worst to the best.
+    /// From the worst to the best, or the smallest to the largest.
     pub changes: &'a [f64],
+    /// Their order in words.
+    pub order: &'a str,
     pub unit: &'a str,
     /// The loss from which an item counts as lost.
     pub lost_from: Option<f64>,
@@ -107,7 +109,7 @@ impl Waterfall<'_> {
             // Lost items are on the left, so there is room on the right.
             text(&mut svg, RIGHT, y + 16.0, &Anchor::End, &format!("lost below {}", short(limit)));
         }
-        text(&mut svg, (LEFT + RIGHT) / 2.0, BOTTOM + 30.0, &Anchor::Middle, "items, the worst first");
+        text(&mut svg, (LEFT + RIGHT) / 2.0, BOTTOM + 30.0, &Anchor::Middle, self.order);
         svg + "</svg>"
     }
 }
