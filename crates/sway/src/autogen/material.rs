@@ -21,6 +21,13 @@ pub(super) struct Asked<'a> {
     section: &'a Section,
 }
 
+/// A prompt, and where it is.
+#[derive(Clone, PartialEq)]
+pub(super) struct Placed {
+    pub(super) prompt: Prompt,
+    pub(super) place: Option<String>,
+}
+
 /// What the document offers to ask about.
 pub(super) struct Material<'a> {
     document: &'a Document,
@@ -32,9 +39,9 @@ pub(super) struct Material<'a> {
     /// Questions with answers that were not trained on.
     held_out: Vec<Asked<'a>>,
     /// The first sentence of each prose section.
-    sentences: Vec<Prompt>,
+    sentences: Vec<Placed>,
     /// Prompts for probes that need some: questions, or else sentences.
-    prompts: Vec<Prompt>,
+    prompts: Vec<Placed>,
     preferences: Vec<(&'a SectionPreference, &'a Section)>,
 }
 
@@ -58,12 +65,12 @@ impl<'a> Material<'a> {
             let strip = |pairs: Vec<(usize, Asked<'a>)>| pairs.into_iter().map(|(_, asked)| asked).collect();
             (questions, held_out) = (strip(kept), strip(apart));
         }
-        let sentences: Vec<Prompt> = sections
+        let sentences: Vec<Placed> = sections
             .iter()
             .filter(|section| section.kind == SectionKind::Prose)
-            .map(|section| first_sentence(&section.content))
-            .filter(|sentence| !sentence.is_empty())
-            .map(Prompt::from)
+            .map(|section| (section, first_sentence(&section.content)))
+            .filter(|(_, sentence)| !sentence.is_empty())
+            .map(|(section, sentence)| Placed { prompt: sentence.into(), place: place(section, provenance) })
             .collect();
         let preferences: Vec<(&SectionPreference, &Section)> = sections
             .iter()
@@ -96,13 +103,24 @@ impl<'a> Material<'a> {
         }
     }
 
-    fn prompts(&self) -> Vec<Prompt> {
-        let asked: Vec<Prompt> = self.questions.iter().map(|asked| asked.prompt.clone()).collect();
-        let preferred = || -> Vec<Prompt> {
-            let own = self.preferences.iter().filter(|_| self.is_data());
-            own.map(|(one, _)| without_system(&one.prompt, self.system.as_deref())).collect()
+    fn asked(&self) -> Vec<Placed> {
+        let placed = |asked: &Asked<'_>| Placed {
+            prompt: asked.prompt.clone(),
+            place: place(asked.section, self.provenance),
         };
-        let all = [asked, preferred(), self.sentences.clone()];
+        self.questions.iter().map(placed).collect()
+    }
+
+    fn prompts(&self) -> Vec<Placed> {
+        let preferred = || -> Vec<Placed> {
+            let own = self.preferences.iter().filter(|_| self.is_data());
+            let placed = |(one, section): &(&SectionPreference, &Section)| Placed {
+                prompt: without_system(&one.prompt, self.system.as_deref()),
+                place: place(section, self.provenance),
+            };
+            own.map(placed).collect()
+        };
+        let all = [self.asked(), preferred(), self.sentences.clone()];
         let first = all.into_iter().find(|prompts| !prompts.is_empty()).unwrap_or_default();
         self.some(&first, 16)
     }
@@ -121,7 +139,7 @@ impl<'a> Material<'a> {
                 "delta_kl",
                 "Does the fine-tuned model predict other tokens than the base?",
             );
-            yaml.prompts(4, "prompts", &self.prompts);
+            yaml.placed(4, "prompts", &self.prompts);
             yaml.line("    assert_mean_gte: 0.02");
         }
         if self.questions.is_empty() {
@@ -139,7 +157,7 @@ impl<'a> Material<'a> {
             omitted.push(("prompt_collapse", "there are no prompts"));
         } else {
             yaml.entry("long_contexts", "prompt_collapse", "Does the change persist after a long context?");
-            yaml.prompts(4, "prompts", &self.prompts[..self.prompts.len().min(4)]);
+            yaml.placed(4, "prompts", &self.prompts[..self.prompts.len().min(4)]);
             yaml.line("    assert_half_life_tokens: 300");
         }
         if self.document.sections.len() < 2 {
@@ -192,7 +210,7 @@ impl<'a> Material<'a> {
             omitted.push(("cluster_kl", "it needs 20 different prompts"));
         } else {
             yaml.entry("subjects", "cluster_kl", "Does the change affect some topics more than others?");
-            yaml.prompts(4, "prompts", &topics);
+            yaml.placed(4, "prompts", &topics);
             yaml.line("    num_clusters: 5");
         }
         if self.prompts.is_empty() {
@@ -203,16 +221,15 @@ impl<'a> Material<'a> {
                 "adapter_ablation",
                 "Does the effect grow steadily with the adapter's strength?",
             );
-            yaml.prompts(4, "prompts", &self.prompts[..self.prompts.len().min(6)]);
+            yaml.placed(4, "prompts", &self.prompts[..self.prompts.len().min(6)]);
         }
         omitted
     }
 
     /// Where a section is, as a comment.
     fn place(&self, yaml: &mut Yaml, section: &Section) {
-        if let Some(tag) = section.tag.as_ref().filter(|_| self.is_data()) {
-            let line = tag.split(':').next().unwrap_or(tag);
-            yaml.comment_at(6, line);
+        if let Some(place) = place(section, self.provenance) {
+            yaml.comment_at(6, &place);
         }
     }
 
@@ -243,16 +260,21 @@ impl<'a> Material<'a> {
     }
 
     /// The first 64 different questions and sentences.
-    fn topics(&self) -> Vec<Prompt> {
-        let all = self.questions.iter().map(|asked| &asked.prompt);
-        let mut topics: Vec<Prompt> = Vec::new();
-        for topic in all.chain(&self.sentences) {
-            if topics.len() < 64 && !topics.contains(topic) {
-                topics.push(topic.clone());
+    fn topics(&self) -> Vec<Placed> {
+        let mut topics: Vec<Placed> = Vec::new();
+        for topic in self.asked().into_iter().chain(self.sentences.clone()) {
+            if topics.len() < 64 && !topics.iter().any(|known| known.prompt == topic.prompt) {
+                topics.push(topic);
             }
         }
         topics
     }
+}
+
+/// The line of a section of training data.
+fn place(section: &Section, provenance: Provenance) -> Option<String> {
+    let tag = section.tag.as_ref().filter(|_| provenance != Provenance::Document)?;
+    Some(tag.split(':').next().unwrap_or(tag).to_owned())
 }
 
 /// The system prompt with which all prompts begin, if they all do.

@@ -182,6 +182,7 @@ fn chats_become_questions_answers_and_paraphrases() {
     for part in [
         "# The training record of the adapter names this file",
         "      # line 2\n      - prompt: \"What is 1?\"",
+        "      - \"What is 1?\"  # line 2\n",
         "  chat: auto\n",
         "dlm_source: \"chats.jsonl\"",
     ] {

@@ -1,5 +1,6 @@
 //! YAML with comments, formatted for people.
 
+use super::material::Placed;
 use crate::prompt::{ChatMessage, Prompt};
 
 /// A YAML text under construction.
@@ -42,6 +43,15 @@ impl Yaml {
     /// Adds a list element that starts with a key and a prompt.
     pub(super) fn prompt_item(&mut self, indent: usize, key: &str, prompt: &Prompt) {
         self.line(&format!("{:indent$}- {key}: {}", "", prompt_text(prompt)));
+    }
+
+    /// Adds a key with a list of prompts, each with its place as a comment.
+    pub(super) fn placed(&mut self, indent: usize, key: &str, prompts: &[Placed]) {
+        self.line(&format!("{:indent$}{key}:", ""));
+        for Placed { prompt, place } in prompts {
+            let comment = place.as_ref().map_or_else(String::new, |place| format!("  # {place}"));
+            self.line(&format!("{:indent$}  - {}{comment}", "", prompt_text(prompt)));
+        }
     }
 
     /// Adds a key with a list of prompts.

@@ -306,7 +306,7 @@ fn an_adapter_for_another_model_is_an_error_at_the_first_question() {
 }
 
 /// What writes like the tiny model, with or without its adapter.
-fn writer(adapter: Option<&Path>) -> TextGenerator {
+pub(crate) fn writer(adapter: Option<&Path>) -> TextGenerator {
     let model = hub().open(fixtures().join("model").to_str().unwrap(), &()).unwrap();
     let options = ModelLoadOptions { dtype: Some(DType::F32), ..ModelLoadOptions::default() };
     let decoder = model.load(&options, &()).unwrap().decoder;
@@ -324,7 +324,7 @@ fn writer(adapter: Option<&Path>) -> TextGenerator {
 }
 
 /// The address of a server that runs until the tests end.
-fn served(writer: TextGenerator) -> String {
+pub(crate) fn served(writer: TextGenerator) -> String {
     let (ready, address) = mpsc::channel();
     std::thread::spawn(move || {
         let options = ServeOptions::new("tiny");

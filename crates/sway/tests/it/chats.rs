@@ -8,14 +8,17 @@ use weightloom_checkpoint::Source;
 use weightloom_hub::text::{ChatContext, GenerationPrompt, Message};
 use weightloom_hub::{DataKind, Model, ModelLoadOptions, StopCriteria, TextGenerator, TrainingData};
 use weightloom_nn::GenerateRequest;
+use weightloom_sway::backend::api::{ApiBackend, ApiOptions};
 use weightloom_sway::backend::local::{LocalBackend, LocalOptions, Tuned};
 use weightloom_sway::backend::{Backend, Capability};
 use weightloom_sway::chat::{ChatSupport, ChatUsage};
+use weightloom_sway::suite::ServedModel;
 use weightloom_sway::{
     Answer, ChatMessage, JudgeOptions, PreparedSuite, Prompt, Query, QueryError, Question, Report, Role,
     Suite, View, judge,
 };
 
+use crate::backends::{served, writer};
 use crate::tiny_model::{ask, fixtures, open};
 
 /// Ends every turn with the token that ends a text.
@@ -181,6 +184,38 @@ fn chats_are_continued_like_the_text_generator_continues_them() {
     let query = Query::Generate { prompt: Prompt::Messages(chat()), max_new_tokens: 12 };
     let found = ask(&mut workspace.backend(), &[Question::new(&View::Tuned, query)]).remove(0);
     assert_eq!(found, Ok(Answer::Text(expected)));
+}
+
+#[test]
+fn our_own_server_answers_chats_as_the_engine_does() {
+    let workspace = Workspace::new(Some(TEMPLATE));
+    let endpoint = |adapter: Option<&Path>| {
+        let templates = workspace.model().chat_templates().unwrap();
+        served(TextGenerator { templates, ..writer(adapter) })
+    };
+    let adapter = workspace.path("adapter");
+    let model = |endpoint| ServedModel { endpoint, model: "tiny".to_owned(), timeout_s: None };
+    let (base, tuned) = (model(endpoint(None)), model(endpoint(Some(&adapter))));
+    let mut api = ApiBackend::new(&base, Some(&tuned), &ApiOptions::default()).unwrap();
+    let mut local = workspace.backend();
+    for view in [View::Base, View::Tuned] {
+        let prompt = || Prompt::Messages(chat());
+        let questions = [
+            Query::Next { prompt: prompt(), top_k: 5 },
+            Query::Generate { prompt: prompt(), max_new_tokens: 12 },
+        ]
+        .map(|query| Question::new(&view, query));
+        let (found, expected) = (ask(&mut api, &questions), ask(&mut local, &questions));
+        let (Ok(Answer::Distribution(one)), Ok(Answer::Distribution(other))) = (&found[0], &expected[0])
+        else {
+            panic!("{found:?}")
+        };
+        assert_eq!(one.logprobs.len(), other.logprobs.len());
+        for (one, other) in one.logprobs.iter().zip(&other.logprobs) {
+            assert!((one - other).abs() < 1e-4, "{view}: {one} instead of {other}");
+        }
+        assert_eq!(found[1], expected[1], "{view}");
+    }
 }
 
 #[test]
