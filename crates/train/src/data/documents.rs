@@ -148,15 +148,20 @@ impl Documents {
         Origin { file, line: self.entries[number].line as usize }
     }
 
-    /// Reads the document with this index.
-    pub(super) fn read(&self, number: usize) -> Result<(Origin, Content), DataError> {
-        let (file, entry, origin) = (self.file_of(number), self.entries[number], self.origin(number));
-        let text = String::from_utf8(bytes(file, entry, &origin)?).map_err(|error| {
+    /// The document with this index as it is in its file.
+    pub(super) fn text(&self, number: usize) -> Result<String, DataError> {
+        let origin = self.origin(number);
+        String::from_utf8(bytes(self.file_of(number), self.entries[number], &origin)?).map_err(|error| {
             let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
             let line = origin.line + before.iter().filter(|&&byte| byte == b'\n').count();
-            DataError::NotUtf8 { file: origin.file.clone(), line }
-        })?;
-        let content = match file.kind {
+            DataError::NotUtf8 { file: origin.file, line }
+        })
+    }
+
+    /// Reads the document with this index.
+    pub(super) fn read(&self, number: usize) -> Result<(Origin, Content), DataError> {
+        let (origin, text) = (self.origin(number), self.text(number)?);
+        let content = match self.file_of(number).kind {
             Kind::Text => Content::Text(text),
             Kind::Jsonl | Kind::JsonArray => parse(&text, self.format, &origin)?,
         };

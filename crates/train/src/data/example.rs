@@ -7,6 +7,9 @@ use super::error::DataError;
 use super::loader::Loader;
 use super::status::DocumentStatus;
 
+/// Characters of a dropped record.
+const RECORD: usize = 400;
+
 /// A document as the model sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Example {
@@ -20,8 +23,11 @@ pub struct Example {
     pub trained_tokens: usize,
     /// Number of tokens before truncation.
     pub full_length: usize,
-    /// Its text, in passages that contribute to the loss or do not.
+    /// Its text, in passages that contribute to the loss or do not: of the first
+    /// row, or the start of the record if it is dropped.
     pub passages: Vec<Passage>,
+    /// Whether the passages are all of it.
+    pub complete: bool,
 }
 
 /// Consecutive tokens that all contribute to the loss, or none.
@@ -42,13 +48,20 @@ impl Loader {
             let document = stream.order.at(0, place as u64) as usize;
             let origin = stream.documents.origin(document).to_string();
             let sample = stream.sample(document)?.clone();
-            let tokenizer = &stream.sampler.tokenizer;
             let mut passages = Vec::new();
+            let mut complete = sample.tokens.len() <= stream.size + 1;
+            if sample.tokens.is_empty() {
+                let record = stream.documents.text(document)?;
+                let start: String = record.trim_end().chars().take(RECORD).collect();
+                complete = start.len() == record.trim_end().len();
+                passages.push(Passage { text: start, trained: false });
+            }
             let mut from = 0;
-            for part in sample.mask.chunk_by(|one, next| one == next) {
+            let mask = &sample.mask[..sample.mask.len().min(stream.size + 1)];
+            for part in mask.chunk_by(|one, next| one == next) {
                 let tokens = &sample.tokens[from..from + part.len()];
-                passages
-                    .push(Passage { text: tokenizer.decode(tokens, SpecialText::Keep), trained: part[0] });
+                let text = stream.sampler.tokenizer.decode(tokens, SpecialText::Keep);
+                passages.push(Passage { text, trained: part[0] });
                 from += part.len();
             }
             examples.push(Example {
@@ -58,6 +71,7 @@ impl Loader {
                 trained_tokens: sample.targets(),
                 full_length: sample.full_length,
                 passages,
+                complete,
             });
         }
         Ok(examples)

@@ -99,7 +99,7 @@ fn example(example: &Example, colour: Colour) -> String {
             (true, Colour::On) => text += &format!("\u{1b}[32m⟦{}⟧\u{1b}[0m", passage.text),
         }
     }
-    let text = text.trim_end();
+    let text = format!("{}{}", text.trim_end(), if example.complete { "" } else { "…" });
     let separator = if text.is_empty() { "" } else { "\n" };
     format!("{} ({used}){separator}{text}", example.origin)
 }

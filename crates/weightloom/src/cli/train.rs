@@ -443,7 +443,9 @@ fn text(summary: &Summary, options: &str) -> String {
             _ => format!("try it: weightloom generate {path} 'Hello'{options}"),
         });
     }
-    lines.extend(summary.data.iter().flat_map(|data| read_lines("data", data)));
+    if summary.steps_done > 0 {
+        lines.extend(summary.data.iter().flat_map(|data| read_lines("data", data)));
+    }
     lines.push(format!(
         "metrics: {0}/metrics.jsonl, tensorboard --logdir {0}/tensorboard",
         summary.output_dir

@@ -242,10 +242,17 @@ fn examples_show_what_is_trained_on() {
     assert_eq!(shown(0), "<s>⟦one</s>⟧");
     assert_eq!((examples[0].tokens, examples[0].trained_tokens), (5, 4));
     assert_eq!(examples[5].status, DocumentStatus::Dropped(DropReason::UnknownRoles));
-    assert_eq!((shown(5), examples[5].tokens), (String::new(), 0));
+    // The record itself shows what is wrong with it.
+    assert!(shown(5).starts_with("{\"messages\":[{") && shown(5).contains("human"), "{}", shown(5));
+    assert_eq!((examples[5].tokens, examples[5].complete), (0, true));
     assert!(examples[5].full_length > 0 && examples[5].origin.ends_with("b-roles.jsonl:1"));
     assert!(shown(7).contains("assistant\n⟦hi<|im_end|>⟧"), "{}", shown(7));
-    assert_eq!(loader.examples(1000).unwrap().len(), 29);
+    let all = loader.examples(1000).unwrap();
+    assert_eq!(all.len(), 29);
+    // Of a long text, the first row is shown.
+    let text = all.iter().find(|example| example.origin.ends_with("h-text.txt:1")).unwrap();
+    assert_eq!((text.tokens > 100, text.complete), (true, false));
+    assert!(text.passages.iter().map(|part| part.text.replace(' ', "").len()).sum::<usize>() < 50);
 }
 
 #[test]

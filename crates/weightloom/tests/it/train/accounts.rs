@@ -54,7 +54,7 @@ fn a_run_starts_with_an_account_of_its_data() {
             "  truncated: 1, by ",
             "  dropped: 3: 2 with unknown roles `gpt`, `human` (first: chats/a.jsonl:7); 1 with answer cut off by \
              `data.max_seq_len` (first: chats/a.jsonl:10)\n",
-            "trainable parameters: 13k of 13k (100.00%)\n",
+            "trainable parameters: 12k of 12k (100.00%)\n",
         ] {
             assert!(text.contains(part), "{steps}: no {part:?} in\n{text}");
         }

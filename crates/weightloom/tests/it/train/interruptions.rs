@@ -41,7 +41,8 @@ fn start(place: &Place, more: &[&str]) -> Child {
 fn wait_for(child: &mut Child, steps: u64) -> u64 {
     let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
     let mut told = 0;
-    for line in lines.take(steps as usize) {
+    // The first line is the summary of the run.
+    for line in lines.take(1 + steps as usize) {
         let line: Value = serde_json::from_str(&line.unwrap()).unwrap();
         told += u64::from(line.get("loss").is_some() && line.get("end").is_none());
     }
@@ -117,7 +118,7 @@ fn survives(kills: u64, more: &[&str]) {
     assert_eq!(place.fingerprint(&format!("out/checkpoints/step_{STEPS}")), fingerprint);
     // Every step once, in order, with the same loss to the last bit.
     assert_eq!(place.losses("out"), losses);
-    assert_eq!(place.metrics("out").len() as u64, STEPS);
+    assert_eq!(place.records("out").len() as u64, STEPS);
     assert_eq!(steps_there(&place), [STEPS - 4, STEPS - 2, STEPS]);
     assert!(is_tidy(&place.path("out/checkpoints")));
 }

@@ -126,6 +126,6 @@ fn a_run_that_goes_on_from_another_has_a_life_of_its_own() {
     assert_eq!((&begun["step"], &begun["steps_done"]), (&json!(4), &json!(2)));
     let more = place.train(&[&own[..], &["train.max_steps=6"]].concat());
     assert_eq!((&more["step"], &more["steps_done"]), (&json!(6), &json!(2)));
-    let steps: Vec<Value> = place.metrics("out").iter().map(|line| line["step"].clone()).collect();
+    let steps: Vec<Value> = place.records("out").iter().map(|line| line["step"].clone()).collect();
     assert_eq!(steps, [3, 4, 5, 6].map(|step| json!(step)));
 }

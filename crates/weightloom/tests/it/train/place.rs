@@ -169,6 +169,11 @@ impl Place {
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
+    /// The records of a run's metrics, without events.
+    pub fn records(&self, folder: &str) -> Vec<Value> {
+        self.metrics(folder).into_iter().filter(|line| line.get("event").is_none()).collect()
+    }
+
     /// The losses of a run, each step once and in order.
     pub fn losses(&self, folder: &str) -> Vec<f64> {
         let lines = self.metrics(folder);
