@@ -4,7 +4,7 @@
 //! Equal documents give equal suites, so that a suite can be committed beside
 //! its document.
 
-mod text;
+pub(crate) mod text;
 
 #[cfg(test)]
 mod tests;

@@ -87,7 +87,7 @@ impl QuickCheck<'_> {
 }
 
 /// The base model that an adapter's config names.
-fn base_of(folder: &Path) -> Option<String> {
+pub fn base_of(folder: &Path) -> Option<String> {
     let text = std::fs::read_to_string(folder.join("adapter_config.json")).ok()?;
     let config: Value = serde_json::from_str(&text).ok()?;
     // PEFT's key, then MLX's.

@@ -48,4 +48,4 @@ mod trainer;
 
 pub use config::Config;
 pub use error::TrainError;
-pub use trainer::{End, Outcome, TrainRequest, dry_run, train};
+pub use trainer::{End, Outcome, TrainRequest, dry_run, is_running, train};

@@ -36,6 +36,7 @@ use evaluate::HeldOut;
 use run::Run;
 
 pub use dry_run::dry_run;
+pub use lock::is_running;
 
 /// A training run to start with [`train`].
 ///

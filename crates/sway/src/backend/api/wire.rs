@@ -30,7 +30,11 @@ pub(super) enum RequestKeys {
 pub(super) fn is_supported(query: &Query) -> bool {
     matches!(
         query,
-        Query::Next { .. } | Query::Completion { .. } | Query::Text { .. } | Query::Generate { .. }
+        Query::Next { .. }
+            | Query::Completion { .. }
+            | Query::Text { .. }
+            | Query::Generate { .. }
+            | Query::Sample { .. }
     )
 }
 
@@ -46,7 +50,7 @@ pub(super) fn name(query: &Query) -> &'static str {
         Query::Divergence { .. } => "divergences over the whole vocabulary",
         Query::Completion { .. } => "the score of a completion",
         Query::Text { .. } => "the score of a text",
-        Query::Generate { .. } => "generated text",
+        Query::Generate { .. } | Query::Sample { .. } => "generated text",
         Query::Embedding { .. } => "embeddings",
         Query::Filler { .. } => "filler tokens",
     }
@@ -79,11 +83,16 @@ pub(super) fn body(model: &str, query: &Query, keys: RequestKeys) -> Value {
         }),
         Query::Completion { prompt, completion } => echo(format!("{prompt}{completion}")),
         Query::Text { text } => echo(text.clone()),
-        Query::Generate { prompt, max_new_tokens } => {
+        Query::Generate { prompt, max_new_tokens } | Query::Sample { prompt, max_new_tokens, .. } => {
             let mut body = json!({
                 "model": model, "prompt": prompt, "max_tokens": max_new_tokens, "temperature": 0, "top_p": 1,
                 "seed": 0,
             });
+            if let Query::Sample { temperature, top_p, seed, .. } = query {
+                body["temperature"] = json!(temperature.0);
+                body["top_p"] = json!(top_p.0);
+                body["seed"] = json!(seed);
+            }
             if keys == RequestKeys::Extended {
                 // The names in llama.cpp and in vLLM.
                 body["repeat_penalty"] = json!(1);
@@ -132,7 +141,7 @@ pub(super) fn read(response: &Value, query: &Query, view: &str) -> Result<Answer
             };
             Ok(Answer::Rolling(rolling))
         }
-        Query::Generate { .. } => {
+        Query::Generate { .. } | Query::Sample { .. } => {
             let text =
                 choice.get("text").and_then(Value::as_str).ok_or_else(|| unexpected("choices[0].text"))?;
             Ok(Answer::Text(text.to_owned()))

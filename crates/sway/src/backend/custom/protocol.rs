@@ -169,6 +169,10 @@ fn query(query: &Query) -> Value {
         Query::Generate { prompt, max_new_tokens } => {
             json!({"kind": kind, "prompt": prompt, "max_new_tokens": max_new_tokens})
         }
+        Query::Sample { prompt, max_new_tokens, temperature, top_p, seed } => {
+            json!({"kind": kind, "prompt": prompt, "max_new_tokens": max_new_tokens,
+                   "temperature": temperature.0, "top_p": top_p.0, "seed": seed})
+        }
         Query::Filler { tokens } => json!({"kind": kind, "tokens": tokens}),
     }
 }
@@ -181,6 +185,7 @@ pub(super) fn name(query: &Query) -> &'static str {
         Query::Completion { .. } => "completion",
         Query::Text { .. } => "text",
         Query::Generate { .. } => "generate",
+        Query::Sample { .. } => "sample",
         Query::Embedding { .. } => "embedding",
         Query::Filler { .. } => "filler",
     }
@@ -213,7 +218,7 @@ pub(super) fn answer(question: &Question, value: &Value) -> Result<Answer, Query
             Answer::Completion(CompletionScore { total: fields.number("total")?, tokens })
         }
         Query::Text { .. } => Answer::Rolling(fields.rolling()?),
-        Query::Generate { .. } | Query::Filler { .. } => {
+        Query::Generate { .. } | Query::Sample { .. } | Query::Filler { .. } => {
             let text = value.get("text").and_then(Value::as_str).ok_or_else(|| fields.wrong_kind())?;
             Answer::Text(text.to_owned())
         }
@@ -249,7 +254,8 @@ impl Fields<'_> {
         let text = match &self.question.query {
             Query::Next { prompt, .. }
             | Query::Divergence { prompt, .. }
-            | Query::Generate { prompt, .. } => prompt,
+            | Query::Generate { prompt, .. }
+            | Query::Sample { prompt, .. } => prompt,
             Query::Completion { completion, .. } => completion,
             Query::Text { text } | Query::Embedding { text } => text,
             Query::Filler { .. } => "",

@@ -1,4 +1,4 @@
-//! Greedy generation in batches over all variants.
+//! Generation in batches over all variants.
 
 use weightloom_hub::text::SpecialText;
 use weightloom_nn::{Generation, NnError, Sampling, group_by_adapter};
@@ -74,10 +74,15 @@ fn generate_batch(
             prompts: remaining.iter().map(|(_, request)| request.tokens.to_vec()).collect(),
             max_new_tokens: first.max_new_tokens,
             stop_tokens: engine.stop.clone(),
-            sampling: Sampling { repetition_penalty: engine.repetition_penalty, ..Sampling::default() },
+            sampling: Sampling::default(),
             top_logprobs: None,
         };
-        match Generation::new(decoder, &groups[..], request)?.run() {
+        let sampling = remaining.iter().map(|(_, request)| Sampling {
+            repetition_penalty: engine.repetition_penalty,
+            ..request.sampling.clone()
+        });
+        let generation = Generation::new(decoder, &groups[..], request)?;
+        match generation.with_row_sampling(sampling)?.run() {
             Ok(rows) => {
                 for (row, (question, _)) in rows.iter().zip(&remaining) {
                     let text = engine.tokenizer.decode(&row.tokens, SpecialText::Skip);

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use weightloom_hub::text::{Special, SpecialText, TextError, Tokenizer};
-use weightloom_nn::{DecoderConfig, PositionConfig};
+use weightloom_nn::{DecoderConfig, PositionConfig, Sampling, SamplingError};
 
 use crate::answer::{Answer, Rolling};
 use crate::error::QueryError;
@@ -46,12 +46,14 @@ pub(super) enum ScoreOutput {
     Embedding,
 }
 
-/// A greedy continuation of a sequence.
+/// A continuation of a sequence.
 #[derive(Clone, Debug)]
 pub(super) struct GenerateRequest {
     pub(super) view: View,
     pub(super) tokens: Arc<[u32]>,
     pub(super) max_new_tokens: usize,
+    /// How tokens are chosen.
+    pub(super) sampling: Sampling,
     pub(super) text: String,
 }
 
@@ -138,15 +140,36 @@ impl<'a> RequestBuilder<'a> {
                 score(text, self.check(tokens)?, ScoreOutput::Embedding)
             }
             Query::Generate { prompt, max_new_tokens } => {
-                let tokens = self.tokens(prompt)?;
-                if *max_new_tokens == 0 {
-                    return Ok(Request::Answered(Answer::Text(String::new())));
-                }
-                let (tokens, text) = (tokens.into(), excerpt(prompt));
-                Request::Generate(GenerateRequest { view, tokens, max_new_tokens: *max_new_tokens, text })
+                self.generation(view, prompt, *max_new_tokens, Sampling::default())?
+            }
+            Query::Sample { prompt, max_new_tokens, temperature, top_p, seed } => {
+                let sampling = Sampling {
+                    temperature: temperature.0,
+                    top_p: Some(top_p.0),
+                    seed: *seed,
+                    ..Sampling::default()
+                };
+                let failed = |error: SamplingError| QueryError::Failed { message: error.to_string() };
+                sampling.check().map_err(failed)?;
+                self.generation(view, prompt, *max_new_tokens, sampling)?
             }
             Query::Filler { tokens } => Request::Answered(Answer::Text(self.filler(*tokens)?)),
         })
+    }
+
+    fn generation(
+        &self,
+        view: View,
+        prompt: &str,
+        max_new_tokens: usize,
+        sampling: Sampling,
+    ) -> Result<Request, QueryError> {
+        let tokens = self.tokens(prompt)?;
+        if max_new_tokens == 0 {
+            return Ok(Request::Answered(Answer::Text(String::new())));
+        }
+        let (tokens, text) = (tokens.into(), excerpt(prompt));
+        Ok(Request::Generate(GenerateRequest { view, tokens, max_new_tokens, sampling, text }))
     }
 
     fn encode(&self, text: &str) -> Result<Vec<u32>, QueryError> {
