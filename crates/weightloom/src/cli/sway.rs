@@ -47,7 +47,8 @@ pub(super) enum SwayCommand {
   weightloom sway run sway.yaml
   weightloom sway run sway.yaml --json run.json --html run.html
   weightloom sway run sway.yaml --only change,leak --fail-on fail,error
-  weightloom sway run sway.yaml --dry-run")]
+  weightloom sway run sway.yaml --dry-run
+  mpirun -n 4 weightloom sway run sway.yaml     on MPI ranks (build with --features mpi)")]
     Run(run::RunArgs),
 
     /// Pass or fail by a suite, or by whether two checkpoints are the same model.
@@ -236,6 +237,17 @@ pub(super) struct AutogenArgs {
     /// Replace an existing file.
     #[arg(long)]
     overwrite: bool,
+}
+
+impl SwayCommand {
+    /// Whether the processes of an MPI job are ranks of the command.
+    pub(super) fn uses_ranks(&self) -> bool {
+        match self {
+            Self::Run(args) => args.uses_ranks(),
+            Self::Gate(args) => args.uses_ranks(),
+            _ => false,
+        }
+    }
 }
 
 pub(super) fn run(command: &SwayCommand, output: Output) -> Result<ExitCode, Failure> {

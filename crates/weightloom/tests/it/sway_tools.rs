@@ -26,11 +26,11 @@ const TRAINING: &str = "\
 model: {name: llama, weights_path: ./model, lora: {rank: 2, target_modules: [q_proj, v_proj]}}
 data: {paths: [texts], max_seq_len: 16}
 train:
-  max_steps: 12
+  max_steps: 24
   global_batch_size: 2
   optimizer: {lr: 0.01}
   logging: {logging_steps: 1}
-  checkpoint: {output_dir: run, save_steps: 6}
+  checkpoint: {output_dir: run, save_steps: 12}
 ";
 
 const NOTES: &str = "# One\n\nWater is wet, and fire is hot.\n\n# Two\n\nA horse could count to ten.\n";
@@ -126,7 +126,7 @@ fn a_finished_run_is_judged_checkpoint_by_checkpoint() {
     // One that is being saved, and one that cannot be read.
     std::fs::create_dir(workspace.file("run/checkpoints/step_7")).unwrap();
     let found = lines(&workspace.output(0, &["watch", "run", "--json"]));
-    assert_eq!(steps(&found), [6, 12]);
+    assert_eq!(steps(&found), [12, 24]);
     for line in &found {
         for key in ["headline", "changed", "learned", "lost"] {
             assert!(!line[key].as_str().unwrap().is_empty(), "{line}");
@@ -149,8 +149,8 @@ fn a_finished_run_is_judged_checkpoint_by_checkpoint() {
     // A checkpoint that cannot be judged has a line too.
     std::fs::write(workspace.file("run/checkpoints/step_7/weightloom.json"), "{}").unwrap();
     let found = lines(&workspace.output(1, &["watch", "run", "--json"]));
-    assert_eq!(steps(&found), [6, 7, 12]);
-    assert!(found[1]["error"].as_str().unwrap().contains("weightloom.json"), "{}", found[1]);
+    assert_eq!(steps(&found), [7, 12, 24]);
+    assert!(found[0]["error"].as_str().unwrap().contains("weightloom.json"), "{}", found[0]);
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn mistakes_end_a_watch_before_it_starts() {
 fn a_run_in_progress_is_watched_until_it_ends_or_a_signal_arrives() {
     let workspace = Workspace::trained();
     let run = workspace.file("run");
-    std::fs::rename(run.join("checkpoints/step_12"), workspace.file("later")).unwrap();
+    std::fs::rename(run.join("checkpoints/step_24"), workspace.file("later")).unwrap();
     let locked = std::fs::File::options().write(true).open(run.join(".lock")).unwrap();
     locked.lock().unwrap();
     let seen = |name: &str| {
@@ -185,20 +185,20 @@ fn a_run_in_progress_is_watched_until_it_ends_or_a_signal_arrives() {
         }
     };
     let watch = workspace.watch(&["--interval", "0.1"]);
-    seen("step_6.html");
-    std::fs::rename(workspace.file("later"), run.join("checkpoints/step_12")).unwrap();
     seen("step_12.html");
+    std::fs::rename(workspace.file("later"), run.join("checkpoints/step_24")).unwrap();
+    seen("step_24.html");
     // The run ends.
     locked.unlock().unwrap();
     let ended = watch.wait_with_output().unwrap();
     assert!(ended.status.success());
-    assert_eq!(steps(&lines(&String::from_utf8(ended.stdout).unwrap())), [6, 12]);
+    assert_eq!(steps(&lines(&String::from_utf8(ended.stdout).unwrap())), [12, 24]);
 
     // A signal ends the watch of a run that continues.
     std::fs::remove_dir_all(run.join("sway")).unwrap();
     locked.lock().unwrap();
     let watch = workspace.watch(&["--interval", "100"]);
-    seen("step_12.html");
+    seen("step_24.html");
     let asked = std::process::Command::new("kill").args(["-INT", &watch.id().to_string()]).status();
     assert!(asked.unwrap().success());
     let ended = watch.wait_with_output().unwrap();
@@ -321,4 +321,28 @@ fn an_embedding_model_that_is_not_there_is_an_error() {
         assert!(error.contains("`suite.4.embedding_model`: no such folder"), "{error}");
         assert!(error.contains("hint: download the sentence-embedding model"), "{error}");
     }
+}
+
+#[test]
+fn ranks_give_the_report_of_one() {
+    let workspace = Workspace::new();
+    let untimed = |report: &Value| -> Vec<Value> {
+        let mut records = report["probes"].as_array().unwrap().clone();
+        records.iter_mut().for_each(|record| drop(record.as_object_mut().unwrap().remove("duration_s")));
+        records
+    };
+    let one = workspace.json(0, &["run", "sway.yaml", "--json", "--no-cache"]);
+    for ranks in ["2", "3"] {
+        let more = workspace.json(0, &["run", "sway.yaml", "--json", "--no-cache", "--ranks", ranks]);
+        assert_eq!(untimed(&more), untimed(&one), "{ranks} ranks");
+    }
+    // New answers are cached by the first rank.
+    workspace.json(0, &["run", "sway.yaml", "--json", "--ranks", "2"]);
+    let again = workspace.json(0, &["run", "sway.yaml", "--json"]);
+    assert_eq!(again["backend_stats"]["cache_misses"], 0);
+    assert_eq!(untimed(&again), untimed(&one));
+    workspace.output(0, &["gate", "sway.yaml", "--threshold", "0", "--ranks", "2", "--only", "change"]);
+    assert!(workspace.output(2, &["run", "sway.yaml", "--ranks", "0"]).contains("cannot run on 0 ranks"));
+    std::fs::remove_file(workspace.file("model/model.safetensors")).unwrap();
+    assert!(workspace.output(2, &["run", "sway.yaml", "--no-cache", "--ranks", "2"]).contains("model"));
 }
