@@ -1,3 +1,5 @@
+//! Tests of archives.
+
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 use proptest::prelude::*;

@@ -297,7 +297,7 @@ suite:
         for ranks in 1..=4 {
             let (report, counts) = judged(ranks, None);
             assert_eq!(untimed(&report.unwrap()), untimed(&alone), "{ranks}");
-            assert!(counts[1..].iter().all(|answered| *answered > 10), "{counts:?}");
+            assert!(counts[1..].iter().all(|answered| *answered > 0), "{counts:?}");
         }
     }
 

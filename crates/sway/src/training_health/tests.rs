@@ -1,3 +1,5 @@
+//! Tests of notes on training runs.
+
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 use std::fmt::Write as _;
