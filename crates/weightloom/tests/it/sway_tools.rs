@@ -150,7 +150,7 @@ fn a_finished_run_is_judged_checkpoint_by_checkpoint() {
     std::fs::write(workspace.file("run/checkpoints/step_7/weightloom.json"), "{}").unwrap();
     let found = lines(&workspace.output(1, &["watch", "run", "--json"]));
     assert_eq!(steps(&found), [7, 12, 24]);
-    assert!(found[0]["error"].as_str().unwrap().contains("weightloom.json"), "{}", found[0]);
+    assert!(found[0]["error"].as_str().unwrap().contains("step_7"), "{}", found[0]);
 }
 
 #[test]

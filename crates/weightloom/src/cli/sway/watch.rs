@@ -13,7 +13,7 @@ use weightloom::checkpoint::SavedCheckpoint;
 use weightloom::sway::runner::{CancelFlag, RunError};
 use weightloom::sway::suite::SuiteOverrides;
 use weightloom::sway::watch::RunWatch;
-use weightloom::sway::{Category, Decision, JudgeError, JudgeOptions, ProbeVerdict, Record, Report, judge};
+use weightloom::sway::{Decision, JudgeError, JudgeOptions, Report, judge};
 use weightloom::train::is_running;
 
 use super::super::failure::Failure;
@@ -55,9 +55,10 @@ enum CheckpointLine {
         step: u64,
         checkpoint: PathBuf,
         headline: String,
-        changed: String,
-        learned: String,
-        lost: String,
+        changed: Decision,
+        learned: Decision,
+        memorized: Decision,
+        lost: Decision,
         score: f64,
         report: PathBuf,
         page: PathBuf,
@@ -169,46 +170,19 @@ fn report(
 }
 
 fn line(saved: &SavedCheckpoint, report: &Report, json: PathBuf, page: PathBuf) -> CheckpointLine {
-    let [changed, learned, lost] = decisions(report).map(|decision| decision.to_string());
+    let verdict = &report.verdict;
     CheckpointLine::Judged {
         step: saved.step,
         checkpoint: saved.path.clone(),
-        headline: report.sentence(),
-        changed,
-        learned,
-        lost,
+        headline: verdict.label().to_owned(),
+        changed: verdict.changed.decision,
+        learned: verdict.learned.decision,
+        memorized: verdict.memorized.decision,
+        lost: verdict.damaged.decision,
         score: report.score.overall,
         report: json,
         page,
     }
-}
-
-/// Whether the model changed, learned, and lost something.
-fn decisions(report: &Report) -> [Decision; 3] {
-    let lasting = ["calibration_drift", "external_perplexity", "leakage"];
-    let verdicts = |fits: &dyn Fn(&Record) -> bool| -> Vec<ProbeVerdict> {
-        let asked =
-            report.probes.iter().filter(|record| record.verdict != ProbeVerdict::Skip && fits(record));
-        asked.map(|record| record.verdict).collect()
-    };
-    // A claim holds if one probe shows it, and damage is excluded if all do.
-    let shown = |verdicts: Vec<ProbeVerdict>| match &verdicts[..] {
-        [] => Decision::NotTested,
-        found if found.contains(&ProbeVerdict::Pass) => Decision::Yes,
-        found if found.iter().all(|one| *one == ProbeVerdict::Fail) => Decision::No,
-        _ => Decision::Undecided,
-    };
-    let harmed = |verdicts: Vec<ProbeVerdict>| match &verdicts[..] {
-        [] => Decision::NotTested,
-        found if found.contains(&ProbeVerdict::Fail) => Decision::Yes,
-        found if found.iter().all(|one| *one == ProbeVerdict::Pass) => Decision::No,
-        _ => Decision::Undecided,
-    };
-    [
-        shown(verdicts(&|record| record.kind == "delta_kl")),
-        shown(verdicts(&|record| record.category() == Category::Attribution)),
-        harmed(verdicts(&|record| lasting.contains(&record.kind.as_str()))),
-    ]
 }
 
 /// Waits for an interval, or until a signal arrives.
