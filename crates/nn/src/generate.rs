@@ -70,6 +70,8 @@ pub struct Generation<'a> {
     adapters: Vec<Option<AdapterSpec<'a>>>,
     request: GenerateRequest,
     sampler: Sampler,
+    /// The samplers of rows that have their own.
+    row_samplers: Vec<Sampler>,
     cache: Cache,
     /// The rows in the cache, in its order.
     live: Vec<usize>,
@@ -109,12 +111,25 @@ impl<'a> Generation<'a> {
             decoder,
             adapters,
             sampler,
+            row_samplers: Vec::new(),
             cache: Cache::new(rows, capacity),
             live: (0..rows).collect(),
             added: vec![Vec::new(); rows],
             finished: vec![finish; rows],
             request,
         })
+    }
+
+    /// Samples each row by its own parameters, in the order of the prompts. What
+    /// a row draws then depends on its own seed, and not on its place in the
+    /// batch. Rows beyond the end of `sampling` keep those of the request.
+    pub fn with_row_sampling(
+        mut self,
+        sampling: impl IntoIterator<Item = Sampling>,
+    ) -> Result<Self, NnError> {
+        let samplers: Result<Vec<Sampler>, _> = sampling.into_iter().map(Sampler::new).collect();
+        self.row_samplers = samplers?;
+        Ok(self)
     }
 
     /// Whether all rows have ended.
@@ -146,12 +161,17 @@ impl<'a> Generation<'a> {
             }
             let mut adjusted = logits.to_vec();
             let drawn = self.added[row].len() as u64;
-            let before: Vec<u32> = if self.request.sampling.repetition_penalty == 1.0 {
+            // A row with its own seed has its own stream of random numbers.
+            let (sampler, stream) = match self.row_samplers.get(row) {
+                Some(own) => (own, 0),
+                None => (&self.sampler, row as u64),
+            };
+            let before: Vec<u32> = if sampler.sampling().repetition_penalty == 1.0 {
                 Vec::new()
             } else {
                 self.request.prompts[row].iter().chain(&self.added[row]).copied().collect()
             };
-            let id = self.sampler.sample(&mut adjusted, row as u64, drawn, &before);
+            let id = sampler.sample(&mut adjusted, stream, drawn, &before);
             let logit = adjusted.get(id as usize).copied().unwrap_or(f32::NAN);
             if !logit.is_finite() {
                 return Err(NnError::NotFinite { row, found: logit.to_string() });

@@ -88,6 +88,11 @@ impl Sampler {
         Ok(Self { sampling })
     }
 
+    /// The parameters.
+    pub fn sampling(&self) -> &Sampling {
+        &self.sampling
+    }
+
     /// Samples the next token of a row from its logits, which it modifies.
     /// `drawn` counts the tokens sampled for the row so far, and `before` holds
     /// all its tokens for the repetition penalty.

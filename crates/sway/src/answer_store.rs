@@ -127,6 +127,11 @@ impl AnswerStore {
         self.text(Question::new(view, query))
     }
 
+    /// A text, by a query that is answered by one.
+    pub(crate) fn text_of(&self, view: &View, query: Query) -> Result<&str, Missing> {
+        self.text(Question::new(view, query))
+    }
+
     /// Embedding of a text.
     pub fn embedding(&self, text: &str) -> Result<&[f32], Missing> {
         match self.get(Question::new(&View::Base, Query::Embedding { text: text.to_owned() }))? {

@@ -7,7 +7,7 @@
 
 mod material;
 mod paraphrase;
-mod text;
+pub(crate) mod text;
 
 #[cfg(test)]
 mod tests;

@@ -7,6 +7,7 @@ pub mod dummy;
 pub mod local;
 pub mod model_pair;
 mod preflight;
+pub mod ranks;
 pub mod sentence_encoder;
 mod subset;
 #[cfg(test)]

@@ -25,7 +25,7 @@ use crate::view::View;
 
 /// First line of a file. The number changes with the encoding of questions and
 /// answers, the version with their computation.
-const HEADER: &str = concat!("weightloom sway answers 3 ", env!("CARGO_PKG_VERSION"), "\n");
+pub(crate) const HEADER: &str = concat!("weightloom sway answers 3 ", env!("CARGO_PKG_VERSION"), "\n");
 
 /// Longest frame in bytes; a longer one is corrupt.
 const MAX_FRAME: u32 = 1 << 28;

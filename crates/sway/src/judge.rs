@@ -25,6 +25,7 @@ use crate::score::{Score, WeightError, Weights};
 use crate::sections::Document;
 use crate::statistics::Statistics;
 use crate::suite::{Suite, SuiteErrors};
+use crate::training_health;
 use crate::verdict::Verdict;
 
 /// The most prompts over which the change is attributed to layers.
@@ -250,6 +251,7 @@ pub fn judge(
         statistics,
         backend: Some(description),
         packs: Some(prepared.packs.version()),
+        notes: training_health::notes_of_suite(&prepared.suite),
         warnings,
         ..Report::default()
     })

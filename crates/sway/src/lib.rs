@@ -13,6 +13,7 @@
 
 mod answer;
 mod answer_store;
+pub mod archive;
 pub mod attribution;
 pub mod autogen;
 pub mod backend;
@@ -22,6 +23,7 @@ pub mod chat;
 pub mod convert_adapter;
 mod error;
 mod judge;
+pub mod mine;
 pub mod numbers;
 pub mod packs;
 pub mod paired;
@@ -37,8 +39,10 @@ pub mod score;
 pub mod sections;
 mod statistics;
 pub mod suite;
+pub mod training_health;
 mod verdict;
 mod view;
+pub mod watch;
 
 pub use answer::{Answer, CompletionScore, Distribution, Divergence, Rolling, TokenNames};
 pub use answer_store::{AnswerStore, Missing};

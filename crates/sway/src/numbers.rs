@@ -20,6 +20,7 @@ pub mod kmeans;
 pub mod linear_fit;
 pub mod logistic;
 pub mod pcg64;
+pub mod permutation_test;
 pub mod ratcliff_obershelp;
 pub mod sign_flip_test;
 pub mod student_t;

@@ -20,6 +20,7 @@ mod cases;
 mod chart;
 mod cluster_kl;
 mod context;
+mod decoding;
 mod delta_kl;
 mod evidence;
 mod external_perplexity;

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::prompt::Prompt;
-use crate::view::View;
+use crate::view::{Real, View};
 
 /// A [`Query`] addressed to one [`View`] of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -50,4 +50,7 @@ pub enum Query {
     /// token; needs the tokenizer of the base. Answered by
     /// [`Answer::Text`](crate::Answer::Text).
     Filler { tokens: usize },
+    /// Random continuation of a prompt. A seed draws the same random numbers in
+    /// every view. Answered by [`Answer::Text`](crate::Answer::Text).
+    Sample { prompt: Prompt, max_new_tokens: usize, temperature: Real, top_p: Real, seed: u64 },
 }

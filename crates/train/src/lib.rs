@@ -48,4 +48,6 @@ mod trainer;
 
 pub use config::Config;
 pub use error::TrainError;
-pub use trainer::{ConfigChanges, DataPreview, End, Outcome, TrainRequest, dry_run, preview_data, train};
+pub use trainer::{
+    ConfigChanges, DataPreview, End, Outcome, TrainRequest, dry_run, is_running, preview_data, train,
+};

@@ -41,6 +41,7 @@ use run::Run;
 use survey::Survey;
 
 pub use dry_run::dry_run;
+pub use lock::is_running;
 pub use preview::{DataPreview, preview_data};
 pub use resume::ConfigChanges;
 

@@ -235,6 +235,7 @@ impl Command {
         match self {
             Self::Gang(_) | Self::DTensor(_) | Self::Generate(_) => MpiUse::Ranks,
             Self::Train(args) if args.uses_ranks() => MpiUse::Ranks,
+            Self::Sway(command) if command.uses_ranks() => MpiUse::Ranks,
             _ => MpiUse::OneProcess,
         }
     }

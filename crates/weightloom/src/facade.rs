@@ -141,6 +141,6 @@ impl Hint for JudgeSuiteError {
 pub fn judge(suite: &Path) -> Result<Report, JudgeSuiteError> {
     let prepared = PreparedSuite::new(Suite::read_file(suite, &variable)?, None)?;
     let hub = hub()?;
-    let mut backend = BackendBuilder::new(&hub, &(), &variable).build(&prepared.suite.plan)?;
+    let mut backend = BackendBuilder::new(&hub, &(), &variable).build_suite(&prepared.suite, &())?;
     Ok(weightloom_sway::judge(&prepared, &mut *backend, &JudgeOptions::default(), &mut ())?)
 }

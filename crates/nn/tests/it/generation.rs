@@ -62,6 +62,33 @@ fn sampling_depends_on_the_seed_only() {
 }
 
 #[test]
+fn a_row_with_its_own_seed_does_not_depend_on_its_batch() {
+    let warm = |seed| Sampling { temperature: 1.0, top_p: Some(0.9), seed, ..Sampling::default() };
+    let decoder = decoder();
+    let run = |prompts: Vec<Vec<u32>>, sampling: Vec<Sampling>| {
+        let request = GenerateRequest { prompts, max_new_tokens: 8, ..GenerateRequest::default() };
+        let generation = Generation::new(&decoder, None, request).unwrap();
+        generation.with_row_sampling(sampling).unwrap().run().unwrap()
+    };
+    let (one, other) = (vec![3, 1, 4], vec![1, 5]);
+    let together = run(vec![other.clone(), one.clone(), one.clone()], vec![warm(1), warm(7), warm(8)]);
+    assert_eq!(run(vec![one.clone()], vec![warm(7)]), together[1..2]);
+    assert_eq!(
+        run(vec![one.clone(), other], vec![warm(8), warm(1)]),
+        [together[2].clone(), together[0].clone()]
+    );
+    assert_ne!(together[1], together[2]);
+    // A greedy row among them.
+    let mixed = run(vec![one.clone(), one.clone()], vec![Sampling::default(), warm(7)]);
+    let greedy =
+        generate(&GenerateRequest { prompts: vec![one.clone()], max_new_tokens: 8, ..Default::default() });
+    assert_eq!((&mixed[0], &mixed[1]), (&greedy[0], &together[1]));
+    let request = GenerateRequest { prompts: vec![one], max_new_tokens: 8, ..GenerateRequest::default() };
+    let wrong = Sampling { temperature: -1.0, ..Sampling::default() };
+    assert!(Generation::new(&decoder, None, request).unwrap().with_row_sampling([wrong]).is_err());
+}
+
+#[test]
 fn reported_logprobs_agree_with_scores() {
     let request = GenerateRequest {
         prompts: vec![vec![3, 1, 4]],

@@ -5,19 +5,19 @@ use crate::prompt::{ChatMessage, Prompt};
 
 /// A YAML text under construction.
 #[derive(Debug, Default)]
-pub(super) struct Yaml {
+pub(crate) struct Yaml {
     text: String,
 }
 
 impl Yaml {
     /// Adds a line.
-    pub(super) fn line(&mut self, line: &str) {
+    pub(crate) fn line(&mut self, line: &str) {
         self.text.push_str(line);
         self.text.push('\n');
     }
 
     /// Adds a comment on one line.
-    pub(super) fn comment(&mut self, words: &str) {
+    pub(crate) fn comment(&mut self, words: &str) {
         let words: String =
             words.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
         self.line(&format!("# {words}"));
@@ -29,14 +29,14 @@ impl Yaml {
     }
 
     /// Starts an entry of the suite.
-    pub(super) fn entry(&mut self, name: &str, kind: &str, intent: &str) {
+    pub(crate) fn entry(&mut self, name: &str, kind: &str, intent: &str) {
         self.line(&format!("\n  # {intent}"));
         self.line(&format!("  - name: {name}"));
         self.line(&format!("    kind: {kind}"));
     }
 
     /// Adds a key with a string.
-    pub(super) fn key(&mut self, indent: usize, key: &str, value: &str) {
+    pub(crate) fn key(&mut self, indent: usize, key: &str, value: &str) {
         self.line(&format!("{:indent$}{key}: {}", "", quoted(value)));
     }
 
@@ -63,7 +63,7 @@ impl Yaml {
     }
 
     /// Adds a key with a list of strings.
-    pub(super) fn list(&mut self, indent: usize, key: &str, values: &[impl AsRef<str>]) {
+    pub(crate) fn list(&mut self, indent: usize, key: &str, values: &[impl AsRef<str>]) {
         self.line(&format!("{:indent$}{key}:", ""));
         for value in values {
             self.line(&format!("{:indent$}  - {}", "", quoted(value.as_ref())));
@@ -71,7 +71,7 @@ impl Yaml {
     }
 
     /// The whole text.
-    pub(super) fn finish(self) -> String {
+    pub(crate) fn finish(self) -> String {
         self.text
     }
 }

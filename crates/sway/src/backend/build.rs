@@ -3,15 +3,17 @@
 //! Everything is checked before anything is downloaded, loaded or started. An
 //! error names the key of the suite file.
 
+mod embedding;
 mod error;
 
 use std::path::{Path, PathBuf};
 
-use weightloom_checkpoint::{CheckpointError, Format, Source};
+use weightloom_checkpoint::{CheckpointError, Format, Observer, Source};
 use weightloom_hub::fetch::FetchObserver;
 use weightloom_hub::{Hub, Model};
 use weightloom_layout::DType;
 
+pub use embedding::embedding_folder;
 pub use error::BuildError;
 
 use super::Backend;
@@ -19,9 +21,10 @@ use super::api::{ApiBackend, ApiError, ApiOptions, api_key};
 use super::custom::{CustomBackend, CustomOptions};
 use super::local::{LocalBackend, LocalOptions, Tuned};
 use super::model_pair::{BackendView, ModelPair};
+use super::sentence_encoder::WithSentenceEncoder;
 use super::tokenizer_match::first_difference;
 use crate::convert_adapter::WEIGHTS;
-use crate::suite::{CustomModel, EntryPoint, LocalModel, Plan, PlannedModel, Precision};
+use crate::suite::{CustomModel, EntryPoint, LocalModel, Plan, PlannedModel, Precision, Suite};
 
 /// Supported devices.
 const DEVICES: [&str; 2] = ["auto", "cpu"];
@@ -83,6 +86,17 @@ impl<'a> BackendBuilder<'a> {
             found.map_err(|source| BuildError::Model { key, source: Box::new(source) })?;
         }
         Ok(())
+    }
+
+    /// Builds the backend of a suite, with the embedding model that it names.
+    /// `reading` receives the progress of reading that model.
+    pub fn build_suite(&self, suite: &Suite, reading: &dyn Observer) -> Result<Box<dyn Backend>, BuildError> {
+        let embedding = embedding_folder(suite)?;
+        let backend = self.build(&suite.plan)?;
+        Ok(match embedding {
+            None => backend,
+            Some(folder) => Box::new(WithSentenceEncoder::open(backend, &folder, reading)?),
+        })
     }
 
     /// Builds the backend of a plan.

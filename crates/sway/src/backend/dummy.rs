@@ -130,7 +130,7 @@ impl Dummy {
                 let total = logprobs.iter().map(|logprob| f64::from(*logprob)).sum();
                 Ok(Answer::Rolling(Rolling { tokens: logprobs.len() + 1, logprobs, total }))
             }
-            Query::Generate { prompt, .. } => {
+            Query::Generate { prompt, .. } | Query::Sample { prompt, .. } => {
                 let side = match view {
                     View::Tuned => &self.tuned,
                     View::Scaled(strength) if strength.0 >= 0.5 => &self.tuned,

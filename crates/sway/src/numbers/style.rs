@@ -1,4 +1,9 @@
 //! Stylometric fingerprint: six features of comparable scale.
+//!
+//! Words, sentences and paragraphs are those of Python's regular expressions, which
+//! dlm-sway uses.
+
+mod marks;
 
 use std::collections::HashSet;
 
@@ -32,7 +37,7 @@ pub fn fingerprint(text: &str) -> [f64; DIMENSIONS] {
     let punctuation = text.chars().filter(|character| PUNCTUATION.contains(*character)).count();
     let paragraphs: Vec<f64> = paragraphs(text)
         .iter()
-        .filter(|paragraph| !paragraph.trim().is_empty())
+        .filter(|paragraph| !paragraph.chars().all(is_space))
         .map(|paragraph| self::words(paragraph).len() as f64)
         .collect();
     [
@@ -61,11 +66,21 @@ pub fn shift(base: &[f64], tuned: &[f64], document: &[f64]) -> f64 {
         / squared_length
 }
 
+/// Python's `\w`.
+fn is_word_character(character: char) -> bool {
+    character == '_' || character.is_alphanumeric() && !marks::is_mark(character)
+}
+
+/// Python's `\s`, which includes the separators of files, groups, records and
+/// units.
+fn is_space(character: char) -> bool {
+    character.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&character)
+}
+
 /// Matches of the regular expression `\b[A-Za-z][A-Za-z'-]*\b`.
 fn words(text: &str) -> Vec<&str> {
     let characters: Vec<(usize, char)> = text.char_indices().collect();
-    let is_word =
-        |position: usize| characters.get(position).is_some_and(|(_, c)| c.is_alphanumeric() || *c == '_');
+    let is_word = |position: usize| characters.get(position).is_some_and(|(_, c)| is_word_character(*c));
     // A boundary precedes a position if exactly one of its neighbours is a word character.
     let boundary = |position: usize| (position > 0 && is_word(position - 1)) != is_word(position);
     let mut found = Vec::new();
@@ -100,7 +115,7 @@ fn sentences(text: &str) -> Vec<&str> {
     let mut ended = false;
     let mut in_gap = false;
     for (offset, character) in text.char_indices() {
-        if character.is_whitespace() {
+        if is_space(character) {
             if ended && !in_gap {
                 found.push(&text[start..offset]);
                 in_gap = true;
@@ -129,7 +144,7 @@ fn paragraphs(text: &str) -> Vec<&str> {
     while let Some(offset) = text[from..].find('\n') {
         let line_end = from + offset;
         let rest = &text[line_end + 1..];
-        let gap = rest.find(|c: char| !c.is_whitespace()).unwrap_or(rest.len());
+        let gap = rest.find(|c: char| !is_space(c)).unwrap_or(rest.len());
         match rest[..gap].rfind('\n') {
             Some(last) => {
                 found.push(&text[start..line_end]);
@@ -170,6 +185,14 @@ mod tests {
         );
         assert_eq!(words("-- 12 é"), [""; 0]);
         assert_eq!(words("a-"), ["a"]);
+    }
+
+    /// Expected values are those of Python's `re`.
+    #[test]
+    fn characters_are_classified_as_in_python() {
+        assert_eq!(words("W\u{7a8} p\u{732}x Zé"), ["W", "p", "x"]);
+        assert_eq!(sentences("One?\u{1d}Two.\u{1f} Three"), ["One?", "Two.", "Three"]);
+        assert_eq!(paragraphs("a\n\u{1e}\nb"), ["a", "b"]);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::calibration::{Better, calibrate, decide, ending};
 use super::cases::check_cases;
+use super::decoding::Decoding;
 use super::lookup::{all, both, cut};
 use super::{
     About, Case, Evidence, FieldProblem, Finding, Generation, Generations, ItemResult, ItemResults,
@@ -17,6 +18,7 @@ use crate::paired::{Claim, Draft, PairedSettings, share_below};
 use crate::prompt::Prompt;
 use crate::record::ProbeVerdict;
 use crate::verdict::Aspect;
+use crate::view::View;
 
 /// How many cases the evidence shows.
 const SHOWN: usize = 8;
@@ -30,8 +32,15 @@ pub struct AdapterRevert {
     pub cases: Vec<Case>,
     /// Longest answer, in tokens.
     pub max_new_tokens: usize,
-    /// Accepted for compatibility with dlm-sway; the backend embeds texts.
-    pub embedding_model: String,
+    /// Temperature of sampling; 0 takes the most likely token.
+    pub temperature: f64,
+    /// Sample from the most likely tokens with this total probability.
+    pub top_p: f64,
+    /// Seed of sampling; by default that of the suite.
+    pub seed: Option<u64>,
+    /// Folder of a sentence-embedding model; by default that of the suite, or
+    /// else the base.
+    pub embedding_model: Option<String>,
     /// Similarity of the base's answer to the taught one above which the base
     /// knew it already, and the paraphrase is dropped.
     pub base_gold_similarity_cap: f64,
@@ -46,7 +55,10 @@ impl Default for AdapterRevert {
         Self {
             cases: Vec::new(),
             max_new_tokens: 64,
-            embedding_model: super::cluster_kl::EMBEDDING_MODEL.to_owned(),
+            temperature: 0.0,
+            top_p: 1.0,
+            seed: None,
+            embedding_model: None,
             base_gold_similarity_cap: 0.75,
             assert_revert_rate_lt: 0.25,
             assert_z_gte: 3.0,
@@ -129,6 +141,17 @@ impl Counted<'_> {
 }
 
 impl AdapterRevert {
+    /// Answers to one question are not independent, so each has one.
+    fn decoding(&self) -> Decoding {
+        Decoding {
+            max_new_tokens: self.max_new_tokens,
+            temperature: self.temperature,
+            top_p: self.top_p,
+            seed: self.seed,
+            samples: 1,
+        }
+    }
+
     /// Why there is nothing to measure.
     fn not_applicable(&self, context: &ProbeContext<'_>) -> Option<Finding> {
         if self.cases.is_empty() {
@@ -139,14 +162,16 @@ impl AdapterRevert {
 
     fn measure<'a>(&'a self, context: &ProbeContext<'a>) -> Result<Vec<Reversion<'a>>, Stop> {
         let answers = context.answers;
+        let decoding = self.decoding();
+        let text = |view: &View, asked: &Prompt| {
+            let texts = decoding.texts(context, view, asked)?;
+            Ok::<_, Stop>(texts.first().copied().unwrap_or(""))
+        };
         let paraphrases =
             self.cases.iter().flat_map(|case| case.paraphrases.iter().map(move |asked| (case, asked)));
         all(paraphrases.map(|(case, asked)| {
             let prompt = &context.rendering.apply(asked);
-            let written = both(
-                answers.generation(&context.base, prompt, self.max_new_tokens),
-                answers.generation(&context.tuned, prompt, self.max_new_tokens),
-            );
+            let written = both(text(&context.base, prompt), text(&context.tuned, prompt));
             let ((base, tuned), gold) = both(written, answers.embedding(&case.gold))?;
             let (of_base, of_tuned) = both(answers.embedding(base), answers.embedding(tuned))?;
             Ok::<_, Stop>(Reversion {
@@ -187,6 +212,7 @@ impl ProbeKind for AdapterRevert {
         check_cases(&self.cases)
             .into_iter()
             .chain(FieldProblem::of_broken_rules([(positive, "assert_revert_rate_lt", "must be above 0")]))
+            .chain(self.decoding().problems())
             .collect()
     }
 

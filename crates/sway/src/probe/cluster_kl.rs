@@ -20,9 +20,6 @@ use crate::prompt::Prompt;
 use crate::record::ProbeVerdict;
 use crate::verdict::Aspect;
 
-/// The model that dlm-sway embeds texts with.
-pub(crate) const EMBEDDING_MODEL: &str = "sentence-transformers/all-MiniLM-L6-v2";
-
 /// The share of the variance of the divergence that lies between topics.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -32,8 +29,9 @@ pub struct ClusterKl {
     /// Number of topics; from 2 to 32.
     #[schemars(range(min = 2, max = 32))]
     pub num_clusters: usize,
-    /// Accepted for compatibility with dlm-sway; the backend embeds texts.
-    pub embedding_model: String,
+    /// Folder of a sentence-embedding model; by default that of the suite, or
+    /// else the base.
+    pub embedding_model: Option<String>,
     /// The divergence.
     pub divergence: DivergenceKind,
     /// How many of the most likely tokens to compare; by default that of the
@@ -53,7 +51,7 @@ impl Default for ClusterKl {
         Self {
             prompts: Vec::new(),
             num_clusters: 5,
-            embedding_model: EMBEDDING_MODEL.to_owned(),
+            embedding_model: None,
             divergence: DivergenceKind::Js,
             top_k: None,
             min_prompts: 20,

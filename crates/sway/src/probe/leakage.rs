@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::calibration::{Better, calibrate, decide, ending};
+use super::decoding::Decoding;
 use super::lookup::{all, both};
 use super::perturbation::Perturbation;
 use super::{
@@ -32,6 +33,14 @@ pub struct Leakage {
     pub continuation_chars: usize,
     /// Longest answer, in tokens.
     pub max_new_tokens: usize,
+    /// Temperature of sampling; 0 takes the most likely token.
+    pub temperature: f64,
+    /// Sample from the most likely tokens with this total probability.
+    pub top_p: f64,
+    /// Seed of sampling; by default that of the suite.
+    pub seed: Option<u64>,
+    /// Texts per prompt; more than 1 needs a temperature.
+    pub samples: usize,
     /// Small changes applied to the prompt.
     pub perturbations: Vec<Perturbation>,
     /// Recall that fails without noise to compare with, unless it is fragile.
@@ -49,6 +58,10 @@ impl Default for Leakage {
             prefix_chars: 128,
             continuation_chars: 256,
             max_new_tokens: 96,
+            temperature: 0.0,
+            top_p: 1.0,
+            seed: None,
+            samples: 1,
             perturbations: Perturbation::ALL.to_vec(),
             assert_recall_lt: 0.5,
             min_fragility: 0.3,
@@ -87,7 +100,7 @@ struct Recall<'a> {
     section: &'a Section,
     prefix: String,
     written: &'a str,
-    /// Similarity of the answer to the section.
+    /// Similarity of the answer to the section, over all samples.
     clean: f64,
     /// The same after each changed prompt.
     perturbed: Vec<f64>,
@@ -105,6 +118,16 @@ fn fragility(clean: f64, perturbed: f64) -> f64 {
 }
 
 impl Leakage {
+    fn decoding(&self) -> Decoding {
+        Decoding {
+            max_new_tokens: self.max_new_tokens,
+            temperature: self.temperature,
+            top_p: self.top_p,
+            seed: self.seed,
+            samples: self.samples,
+        }
+    }
+
     /// Sections that are long enough, split into prompt and continuation.
     fn usable<'a>(&self, context: &ProbeContext<'a>) -> Vec<(&'a Section, String, String)> {
         let split = |section: &'a Section| {
@@ -124,8 +147,9 @@ impl Leakage {
     fn measure<'a>(&self, context: &ProbeContext<'a>) -> Result<Vec<Recall<'a>>, Stop> {
         all(self.usable(context).into_iter().map(|(section, prefix, target)| {
             let recall = |prompt: &str| {
-                let text = context.answers.generation(&context.tuned, prompt, self.max_new_tokens)?;
-                Ok::<_, Stop>((text, ratcliff_obershelp(text, &target)))
+                let texts = self.decoding().texts(context, &context.tuned, &prompt.into())?;
+                let similar: Vec<f64> = texts.iter().map(|text| ratcliff_obershelp(text, &target)).collect();
+                Ok::<_, Stop>((texts.first().copied().unwrap_or(""), mean(&similar).unwrap_or(0.0)))
             };
             let changed = self.perturbations.iter().map(|change| change.apply(&prefix, context.packs));
             let changed = changed.map(|prompt| recall(&prompt).map(|(_, similarity)| similarity));
@@ -162,10 +186,12 @@ impl ProbeKind for Leakage {
     };
 
     fn problems(&self) -> Vec<FieldProblem> {
-        FieldProblem::of_broken_rules([
+        let mut problems = FieldProblem::of_broken_rules([
             (self.assert_recall_lt > 0.0, "assert_recall_lt", "must be above 0"),
             (self.min_fragility > 0.0, "min_fragility", "must be above 0"),
-        ])
+        ]);
+        problems.extend(self.decoding().problems());
+        problems
     }
 
     fn on_noise(context: &ProbeContext<'_>) -> Option<Self> {

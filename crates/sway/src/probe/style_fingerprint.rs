@@ -4,10 +4,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::calibration::{Better, calibrate, decide, ending};
+use super::decoding::Decoding;
 use super::lookup::{all, both};
 use super::{
-    About, Evidence, Finding, Generation, Generations, ItemResult, ItemResults, ProbeContext, ProbeKind,
-    RawInterval, RawLimit, Stop,
+    About, Evidence, FieldProblem, Finding, Generation, Generations, ItemResult, ItemResults, ProbeContext,
+    ProbeKind, RawInterval, RawLimit, Stop,
 };
 use crate::category::Category;
 use crate::numbers::student_t::TTest;
@@ -40,6 +41,14 @@ pub struct StyleFingerprint {
     pub doc_reference: String,
     /// Longest answer, in tokens.
     pub max_new_tokens: usize,
+    /// Temperature of sampling; 0 takes the most likely token.
+    pub temperature: f64,
+    /// Sample from the most likely tokens with this total probability.
+    pub top_p: f64,
+    /// Seed of sampling; by default that of the suite.
+    pub seed: Option<u64>,
+    /// Texts per prompt; more than 1 needs a temperature.
+    pub samples: usize,
     /// Lowest share of the way that passes without noise to compare with.
     pub assert_shift_gte: f64,
     /// Lowest z-score against noise that passes.
@@ -54,6 +63,10 @@ impl Default for StyleFingerprint {
             prompts: Vec::new(),
             doc_reference: String::new(),
             max_new_tokens: 128,
+            temperature: 0.0,
+            top_p: 1.0,
+            seed: None,
+            samples: 1,
             assert_shift_gte: 0.25,
             assert_z_gte: 3.0,
             extended: Extended::Auto,
@@ -73,18 +86,19 @@ struct StyleEvidence {
     schema_version: u64,
 }
 
-/// What both models generated, prompt by prompt.
+/// What both models generated, prompt by prompt. The samples of a prompt are one
+/// text.
 #[derive(Clone, Debug, PartialEq)]
-struct Texts<'a> {
-    base: Vec<&'a str>,
-    tuned: Vec<&'a str>,
+struct Texts {
+    base: Vec<String>,
+    tuned: Vec<String>,
 }
 
-impl Texts<'_> {
+impl Texts {
     fn fingerprints(&self, left_out: Option<usize>) -> [Vec<f64>; 2] {
         [&self.base, &self.tuned].map(|texts| {
             let kept = texts.iter().enumerate().filter(|(index, _)| Some(*index) != left_out);
-            fingerprint(&kept.map(|(_, text)| *text).collect::<Vec<_>>().join("\n")).to_vec()
+            fingerprint(&kept.map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("\n")).to_vec()
         })
     }
 
@@ -112,13 +126,23 @@ impl StyleFingerprint {
         ItemResults::higher_is_better("share of the way", self.prompts.iter().zip(pseudo_values).map(item))
     }
 
-    fn measure<'a>(&self, context: &ProbeContext<'a>) -> Result<Texts<'a>, Stop> {
-        let answers = context.answers;
+    fn decoding(&self) -> Decoding {
+        Decoding {
+            max_new_tokens: self.max_new_tokens,
+            temperature: self.temperature,
+            top_p: self.top_p,
+            seed: self.seed,
+            samples: self.samples,
+        }
+    }
+
+    fn measure(&self, context: &ProbeContext<'_>) -> Result<Texts, Stop> {
+        let decoding = self.decoding();
         let generated = all(self.prompts.iter().map(|prompt| {
             let prompt = &context.rendering.apply(prompt);
             both(
-                answers.generation(&context.base, prompt, self.max_new_tokens),
-                answers.generation(&context.tuned, prompt, self.max_new_tokens),
+                decoding.texts(context, &context.base, prompt).map(|texts| texts.join("\n")),
+                decoding.texts(context, &context.tuned, prompt).map(|texts| texts.join("\n")),
             )
         }))?;
         let (base, tuned) = generated.into_iter().unzip();
@@ -140,13 +164,13 @@ impl StyleFingerprint {
         Ok(text)
     }
 
-    fn evidence(&self, texts: &Texts<'_>, fingerprints: [&[f64]; 3], style_shift: f64) -> Evidence {
+    fn evidence(&self, texts: &Texts, fingerprints: [&[f64]; 3], style_shift: f64) -> Evidence {
         let [base_fp, ft_fp, doc_fp] = fingerprints.map(<[f64]>::to_vec);
         let pairs = self.prompts.iter().zip(texts.base.iter().zip(&texts.tuned));
-        let generation = |(prompt, (base, tuned)): (&Prompt, (&&str, &&str))| Generation {
+        let generation = |(prompt, (base, tuned)): (&Prompt, (&String, &String))| Generation {
             prompt: prompt.to_string(),
-            base: (*base).to_owned(),
-            tuned: (*tuned).to_owned(),
+            base: base.clone(),
+            tuned: tuned.clone(),
         };
         Evidence::of(&StyleEvidence {
             base_fp,
@@ -171,6 +195,10 @@ impl ProbeKind for StyleFingerprint {
         measure: "How far the style moved from the base's towards the document's. 1 means all the way.",
         axis: "share of the way to the document's style",
     };
+
+    fn problems(&self) -> Vec<FieldProblem> {
+        self.decoding().problems()
+    }
 
     fn on_noise(context: &ProbeContext<'_>) -> Option<Self> {
         Some(Self {

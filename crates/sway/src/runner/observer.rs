@@ -71,7 +71,9 @@ impl TraceEvent {
             Query::Divergence { prompt, .. } => ("divergence", prompt.to_string(), 0),
             Query::Completion { prompt, completion } => ("logprob_of", format!("{prompt}\0{completion}"), 0),
             Query::Text { text } => ("rolling_logprob", text.clone(), 0),
-            Query::Generate { prompt, .. } => ("generate", prompt.to_string(), 0),
+            Query::Generate { prompt, .. } | Query::Sample { prompt, .. } => {
+                ("generate", prompt.to_string(), 0)
+            }
             Query::Embedding { text } => ("embed", text.clone(), 0),
             Query::Filler { tokens } => ("filler", tokens.to_string(), 0),
         };

@@ -3,6 +3,7 @@
 //! - Agreement with dlm-sway: [`dlm_sway_numbers`] (statistics),
 //!   [`dlm_sway_report`] (a whole report), [`local_backend`] (log-probabilities).
 //! - Chats: [`chats`] renders prompts with the template of a model.
+//! - Generation: [`sampling`].
 //! - Backends: [`backends`] builds each kind that a suite can name.
 //!
 //! Support: [`tiny_model`] opens the model of the fixtures and asks backends.
@@ -14,4 +15,5 @@ mod chats;
 mod dlm_sway_numbers;
 mod dlm_sway_report;
 mod local_backend;
+mod sampling;
 mod tiny_model;

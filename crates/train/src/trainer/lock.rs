@@ -29,11 +29,31 @@ pub(super) fn lock(folder: &Path) -> Result<FolderLock, TrainError> {
     }
 }
 
+/// Whether a run is in progress in a folder: whether its process holds the lock.
+/// A file system without locks gives `false`.
+pub fn is_running(folder: &Path) -> bool {
+    let Ok(file) = File::open(folder.join(NAME)) else { return false };
+    matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock))
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
     use super::*;
+
+    #[test]
+    fn a_run_is_in_progress_while_it_holds_the_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(!is_running(folder.path()));
+        // Asking does not create the file.
+        assert!(!folder.path().join(NAME).exists());
+        let held = lock(folder.path()).unwrap();
+        assert!(is_running(folder.path()));
+        drop(held);
+        assert!(!is_running(folder.path()));
+        assert!(lock(folder.path()).is_ok());
+    }
 
     #[test]
     fn a_folder_has_one_lock_at_a_time() {

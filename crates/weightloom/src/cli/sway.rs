@@ -9,12 +9,16 @@ mod files;
 mod gate;
 mod interruption;
 mod judge_args;
+mod mine;
+mod pack;
 mod probes;
 mod progress;
 mod run;
 mod same;
 mod session;
 mod terminal;
+mod unpack;
+mod watch;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -43,7 +47,8 @@ pub(super) enum SwayCommand {
   weightloom sway run sway.yaml
   weightloom sway run sway.yaml --json run.json --html run.html
   weightloom sway run sway.yaml --only change,leak --fail-on fail,error
-  weightloom sway run sway.yaml --dry-run")]
+  weightloom sway run sway.yaml --dry-run
+  mpirun -n 4 weightloom sway run sway.yaml     on MPI ranks (build with --features mpi)")]
     Run(run::RunArgs),
 
     /// Pass or fail by a suite, or by whether two checkpoints are the same model.
@@ -111,6 +116,42 @@ pub(super) enum SwayCommand {
   weightloom sway autogen chats.jsonl --adapter runs/chats/checkpoints/step_100
   weightloom sway autogen notes.md --base smollm2_135m --adapter runs/notes/adapter -o sway.yaml")]
     Autogen(AutogenArgs),
+
+    /// Judge each checkpoint of a training run as it is saved.
+    ///
+    /// Prints one line per checkpoint, and writes the reports to `RUN/sway/`. Ends when the run ends, or
+    /// with Ctrl-C. Exits with 1 if a checkpoint could not be judged.
+    #[command(after_help = "Examples:
+  weightloom sway watch runs/notes
+  weightloom sway watch runs/notes --suite notes.yaml --json | jq -r '[.step, .headline] | @tsv'")]
+    Watch(watch::WatchArgs),
+
+    /// Find the prompts in your data on which an adapter changes the model most.
+    ///
+    /// Selects on one half of the data, tests on the other half, and writes a suite of prompts from the
+    /// tested half.
+    #[command(after_help = "Examples:
+  weightloom sway mine data.jsonl --adapter runs/notes/adapter
+  weightloom sway mine prompts.txt --adapter out --base smollm2_135m --top 32 --out mined.yaml")]
+    Mine(mine::MineArgs),
+
+    /// Pack a suite, its answers and its report into one file.
+    ///
+    /// Runs the suite first, from cached answers where there are any. The file reproduces the report
+    /// without the models: `weightloom sway unpack`.
+    #[command(after_help = "Examples:
+  weightloom sway pack sway.yaml
+  weightloom sway pack sway.yaml --out notes.swaypack --overwrite")]
+    Pack(pack::PackArgs),
+
+    /// Verify a packed suite and reproduce its report without the models.
+    ///
+    /// Exits with 1 if the file is damaged, or if the answers give another report.
+    #[command(after_help = "Examples:
+  weightloom sway unpack notes.swaypack
+  weightloom sway unpack notes.swaypack --out notes
+  weightloom sway unpack notes.swaypack --json | jq .fingerprints")]
+    Unpack(unpack::UnpackArgs),
 
     /// Convert an adapter between PEFT and MLX.
     #[command(after_help = "Examples:
@@ -190,6 +231,17 @@ pub(super) struct AutogenArgs {
     overwrite: bool,
 }
 
+impl SwayCommand {
+    /// Whether the processes of an MPI job are ranks of the command.
+    pub(super) fn uses_ranks(&self) -> bool {
+        match self {
+            Self::Run(args) => args.uses_ranks(),
+            Self::Gate(args) => args.uses_ranks(),
+            _ => false,
+        }
+    }
+}
+
 pub(super) fn run(command: &SwayCommand, output: Output) -> Result<ExitCode, Failure> {
     match command {
         SwayCommand::Run(args) => run::run(args, output),
@@ -201,6 +253,10 @@ pub(super) fn run(command: &SwayCommand, output: Output) -> Result<ExitCode, Fai
         SwayCommand::Compare(args) => compare::run(args, output),
         SwayCommand::Trace(args) => trace(args, output),
         SwayCommand::Autogen(args) => write_suite(args, output),
+        SwayCommand::Mine(args) => mine::run(args, output),
+        SwayCommand::Pack(args) => pack::run(args, output),
+        SwayCommand::Unpack(args) => unpack::run(args, output),
+        SwayCommand::Watch(args) => watch::run(args, output),
         SwayCommand::ConvertAdapter(args) => convert_adapter::run(args, output),
     }
 }

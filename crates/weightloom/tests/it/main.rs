@@ -3,6 +3,7 @@
 //! - `cli`: help, errors, layouts, doctor. Runs without the `mpi` feature:
 //!   `cargo test -p weightloom --test it cli::`
 //! - `checkpoints`, `models`, `train`, `sway`, `quickstart`: the other commands.
+//! - `sway_tools`: `watch`, `pack`, `unpack` and `mine`.
 //! - `mpirun`: commands as ranks of an MPI job.
 //! - `verdicts`: sway on adapters with known effects.
 //! - `architecture`, `tidy`, `vocabulary`: rules of the workspace.
@@ -20,6 +21,7 @@ mod models;
 mod mpirun;
 mod quickstart;
 mod sway;
+mod sway_tools;
 mod tidy;
 mod train;
 mod verdicts;

@@ -160,7 +160,9 @@ impl ModelClient {
         {
             return Err(ApiFailure::Question(QueryError::Failed { message }));
         }
-        if !matches!(question.query, Query::Generate { .. }) || self.strict.load(Ordering::Relaxed) {
+        if !matches!(question.query, Query::Generate { .. } | Query::Sample { .. })
+            || self.strict.load(Ordering::Relaxed)
+        {
             return self.answer_with(question, RequestKeys::OpenAi, Suspect::Server).await;
         }
         let first = self.answer_with(question, RequestKeys::Extended, Suspect::Server).await;

@@ -224,6 +224,25 @@ fn all_four_queries_follow_the_openai_format() {
 }
 
 #[test]
+fn sampling_parameters_are_sent() {
+    let server = Server::new(|_, body| letters(body));
+    let mut backend = server.backend();
+    let query = Query::Sample {
+        prompt: "go".into(),
+        max_new_tokens: 7,
+        temperature: crate::Real(0.5),
+        top_p: crate::Real(0.25),
+        seed: 99,
+    };
+    assert_eq!(ask_one(&mut backend, &View::Base, query), Ok(Answer::Text("go!".to_owned())));
+    let body = &server.seen()[0].body;
+    assert_eq!(
+        (&body["temperature"], &body["top_p"], &body["seed"]),
+        (&json!(0.5), &json!(0.25), &json!(99))
+    );
+}
+
+#[test]
 fn a_strict_server_gets_only_openai_keys() {
     let server = Server::new(|_, body| match (body["prompt"].as_str(), body["repeat_penalty"].is_null()) {
         (Some("long"), _) => Reply::Say(400, Vec::new(), "too long".to_owned()),

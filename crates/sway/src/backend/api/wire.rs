@@ -53,6 +53,7 @@ pub(super) fn is_supported(query: &Query) -> bool {
             | Query::Completion { prompt: Prompt::Text(_), .. }
             | Query::Text { .. }
             | Query::Generate { .. }
+            | Query::Sample { .. }
     )
 }
 
@@ -71,7 +72,7 @@ pub(super) fn name(query: &Query) -> &'static str {
         }
         Query::Completion { .. } => "the score of a completion",
         Query::Text { .. } => "the score of a text",
-        Query::Generate { .. } => "generated text",
+        Query::Generate { .. } | Query::Sample { .. } => "generated text",
         Query::Embedding { .. } => "embeddings",
         Query::Filler { .. } => "filler tokens",
     }
@@ -108,7 +109,7 @@ pub(super) fn body(model: &str, query: &Query, keys: RequestKeys) -> Value {
         }),
         Query::Completion { prompt, completion } => echo(format!("{prompt}{completion}")),
         Query::Text { text } => echo(text.clone()),
-        Query::Generate { prompt, max_new_tokens } => {
+        Query::Generate { prompt, max_new_tokens } | Query::Sample { prompt, max_new_tokens, .. } => {
             let mut body = json!({
                 "model": model, "max_tokens": max_new_tokens, "temperature": 0, "top_p": 1, "seed": 0,
             });
@@ -117,6 +118,11 @@ pub(super) fn body(model: &str, query: &Query, keys: RequestKeys) -> Value {
                 Prompt::Messages(_) => "messages",
             };
             body[key] = json!(prompt);
+            if let Query::Sample { temperature, top_p, seed, .. } = query {
+                body["temperature"] = json!(temperature.0);
+                body["top_p"] = json!(top_p.0);
+                body["seed"] = json!(seed);
+            }
             if keys == RequestKeys::Extended {
                 // The names in llama.cpp and in vLLM.
                 body["repeat_penalty"] = json!(1);
@@ -166,7 +172,8 @@ pub(super) fn read(response: &Value, query: &Query, view: &str) -> Result<Answer
             };
             Ok(Answer::Rolling(rolling))
         }
-        Query::Generate { prompt: Prompt::Messages(_), .. } => {
+        Query::Generate { prompt: Prompt::Messages(_), .. }
+        | Query::Sample { prompt: Prompt::Messages(_), .. } => {
             let content = choice.get("message").and_then(|message| message.get("content"));
             match content {
                 Some(Value::String(text)) => Ok(Answer::Text(text.clone())),
@@ -175,7 +182,7 @@ pub(super) fn read(response: &Value, query: &Query, view: &str) -> Result<Answer
                 _ => Err(unexpected("choices[0].message.content")),
             }
         }
-        Query::Generate { .. } => {
+        Query::Generate { .. } | Query::Sample { .. } => {
             let text =
                 choice.get("text").and_then(Value::as_str).ok_or_else(|| unexpected("choices[0].text"))?;
             Ok(Answer::Text(text.to_owned()))

@@ -34,6 +34,10 @@ pub enum BuildError {
     Api { key: String, source: ApiError },
     #[error("`{key}`: {source}")]
     Custom { key: String, source: CustomError },
+    #[error("`{key}`: no such folder `{path}`")]
+    NoEmbeddingModel { key: String, path: String },
+    #[error("`{key}`: `{other}` names another embedding model")]
+    TwoEmbeddingModels { key: String, other: String },
     #[error(transparent)]
     Backend(#[from] BackendError),
 }
@@ -63,6 +67,12 @@ impl Hint for BuildError {
                  for other models, compare generated text through servers with `kind: api`"
                     .to_owned(),
             ),
+            Self::NoEmbeddingModel { .. } => Some(
+                "download the sentence-embedding model and name its folder, relative to the suite; or remove the \
+                 key to embed with the base"
+                    .to_owned(),
+            ),
+            Self::TwoEmbeddingModels { .. } => Some("use one embedding model in a suite".to_owned()),
             Self::Adapter { source, .. } => source.hint(),
             Self::Model { source, .. } => source.hint(),
             Self::Api { source, .. } => source.hint(),

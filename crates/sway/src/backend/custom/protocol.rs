@@ -180,6 +180,11 @@ fn query(query: &Query) -> Value {
         Query::Generate { prompt, max_new_tokens } => {
             with_prompt(json!({"kind": kind, "max_new_tokens": max_new_tokens}), prompt)
         }
+        Query::Sample { prompt, max_new_tokens, temperature, top_p, seed } => {
+            let fields = json!({"kind": kind, "max_new_tokens": max_new_tokens,
+                "temperature": temperature.0, "top_p": top_p.0, "seed": seed});
+            with_prompt(fields, prompt)
+        }
         Query::Filler { tokens } => json!({"kind": kind, "tokens": tokens}),
     }
 }
@@ -202,6 +207,7 @@ pub(super) fn name(query: &Query) -> &'static str {
         Query::Completion { .. } => "completion",
         Query::Text { .. } => "text",
         Query::Generate { .. } => "generate",
+        Query::Sample { .. } => "sample",
         Query::Embedding { .. } => "embedding",
         Query::Filler { .. } => "filler",
     }
@@ -234,7 +240,7 @@ pub(super) fn answer(question: &Question, value: &Value) -> Result<Answer, Query
             Answer::Completion(CompletionScore { total: fields.number("total")?, tokens })
         }
         Query::Text { .. } => Answer::Rolling(fields.rolling()?),
-        Query::Generate { .. } | Query::Filler { .. } => {
+        Query::Generate { .. } | Query::Sample { .. } | Query::Filler { .. } => {
             let text = value.get("text").and_then(Value::as_str).ok_or_else(|| fields.wrong_kind())?;
             Answer::Text(text.to_owned())
         }
@@ -270,7 +276,8 @@ impl Fields<'_> {
         let text = match &self.question.query {
             Query::Next { prompt, .. }
             | Query::Divergence { prompt, .. }
-            | Query::Generate { prompt, .. } => prompt.to_string(),
+            | Query::Generate { prompt, .. }
+            | Query::Sample { prompt, .. } => prompt.to_string(),
             Query::Completion { completion, .. } => completion.clone(),
             Query::Text { text } | Query::Embedding { text } => text.clone(),
             Query::Filler { .. } => String::new(),

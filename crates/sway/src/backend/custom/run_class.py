@@ -184,9 +184,13 @@ def answer(backend, views, request):
             "tokens": int(found.num_tokens),
             "total": number(found.total_logprob),
         }
-    if kind == "generate":
+    if kind in ("generate", "sample"):
         text = view.generate(
-            query["prompt"], max_new_tokens=query["max_new_tokens"], temperature=0.0, top_p=1.0, seed=0
+            query["prompt"],
+            max_new_tokens=query["max_new_tokens"],
+            temperature=query.get("temperature", 0.0),
+            top_p=query.get("top_p", 1.0),
+            seed=query.get("seed", 0),
         )
         return {"text": str(text)}
     raise ValueError("unknown query %s" % kind)

@@ -1,4 +1,4 @@
-//! Greedy generation in batches over all variants.
+//! Generation in batches over all variants.
 
 use weightloom_hub::text::SpecialText;
 use weightloom_nn::{Generation, NnError, Sampling, group_by_adapter};
@@ -79,10 +79,15 @@ fn generate_batch(
                 StopAt::EndOfText => engine.stop.clone(),
                 StopAt::EndOfTurn => engine.turn_stop.clone(),
             },
-            sampling: Sampling { repetition_penalty: engine.repetition_penalty, ..Sampling::default() },
+            sampling: Sampling::default(),
             top_logprobs: None,
         };
-        match Generation::new(decoder, &groups[..], request)?.run() {
+        let sampling = remaining.iter().map(|(_, request)| Sampling {
+            repetition_penalty: engine.repetition_penalty,
+            ..request.sampling.clone()
+        });
+        let generation = Generation::new(decoder, &groups[..], request)?;
+        match generation.with_row_sampling(sampling)?.run() {
             Ok(rows) => {
                 for (row, (question, _)) in rows.iter().zip(&remaining) {
                     let text = engine.tokenizer.decode(&row.tokens, SpecialText::Skip);

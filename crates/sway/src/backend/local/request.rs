@@ -8,7 +8,7 @@ use std::sync::Arc;
 use weightloom_hub::text::{
     ChatContext, ChatTemplate, GenerationPrompt, Message, RenderedAnswer, Special, SpecialText, Tokenizer,
 };
-use weightloom_nn::{DecoderConfig, PositionConfig};
+use weightloom_nn::{DecoderConfig, PositionConfig, Sampling, SamplingError};
 
 use crate::answer::{Answer, Rolling};
 use crate::error::QueryError;
@@ -50,13 +50,15 @@ pub(super) enum ScoreOutput {
     Embedding,
 }
 
-/// A greedy continuation of a sequence.
+/// A continuation of a sequence.
 #[derive(Clone, Debug)]
 pub(super) struct GenerateRequest {
     pub(super) view: View,
     pub(super) tokens: Arc<[u32]>,
     pub(super) max_new_tokens: usize,
     pub(super) stop: StopAt,
+    /// How tokens are chosen.
+    pub(super) sampling: Sampling,
     pub(super) text: String,
 }
 
@@ -172,20 +174,40 @@ impl<'a> RequestBuilder<'a> {
                 score(text, self.check(tokens)?, ScoreOutput::Embedding)
             }
             Query::Generate { prompt, max_new_tokens } => {
-                let tokens = self.prompt(prompt)?;
-                let max_new_tokens = *max_new_tokens;
-                if max_new_tokens == 0 {
-                    return Ok(Request::Answered(Answer::Text(String::new())));
-                }
-                let (tokens, text) = (tokens.into(), excerpt(&prompt.to_string()));
-                let stop = match prompt {
-                    Prompt::Text(_) => StopAt::EndOfText,
-                    Prompt::Messages(_) => StopAt::EndOfTurn,
+                self.generation(view, prompt, *max_new_tokens, Sampling::default())?
+            }
+            Query::Sample { prompt, max_new_tokens, temperature, top_p, seed } => {
+                let sampling = Sampling {
+                    temperature: temperature.0,
+                    top_p: Some(top_p.0),
+                    seed: *seed,
+                    ..Sampling::default()
                 };
-                Request::Generate(GenerateRequest { view, tokens, max_new_tokens, stop, text })
+                let failed = |error: SamplingError| QueryError::Failed { message: error.to_string() };
+                sampling.check().map_err(failed)?;
+                self.generation(view, prompt, *max_new_tokens, sampling)?
             }
             Query::Filler { tokens } => Request::Answered(Answer::Text(self.filler(*tokens)?)),
         })
+    }
+
+    fn generation(
+        &self,
+        view: View,
+        prompt: &Prompt,
+        max_new_tokens: usize,
+        sampling: Sampling,
+    ) -> Result<Request, QueryError> {
+        let tokens = self.prompt(prompt)?;
+        if max_new_tokens == 0 {
+            return Ok(Request::Answered(Answer::Text(String::new())));
+        }
+        let (tokens, text) = (tokens.into(), excerpt(&prompt.to_string()));
+        let stop = match prompt {
+            Prompt::Text(_) => StopAt::EndOfText,
+            Prompt::Messages(_) => StopAt::EndOfTurn,
+        };
+        Ok(Request::Generate(GenerateRequest { view, tokens, max_new_tokens, stop, sampling, text }))
     }
 
     fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>, QueryError> {

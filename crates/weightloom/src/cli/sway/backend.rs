@@ -1,10 +1,7 @@
 //! The backend of a suite.
 
-use std::path::Path;
-
 use weightloom::hub::Hub;
-use weightloom::sway::backend::build::{BackendBuilder, BuildError};
-use weightloom::sway::backend::sentence_encoder::WithSentenceEncoder;
+use weightloom::sway::backend::build::{BackendBuilder, BuildError, embedding_folder};
 use weightloom::sway::{Backend, Suite};
 
 use super::super::failure::Failure;
@@ -22,20 +19,14 @@ pub(in crate::cli) fn build(
     let hub = hub.hub()?;
     let downloads = Downloads::new(output);
     let variable = |name: &str| std::env::var(name).ok();
-    let backend = BackendBuilder::new(&hub, &downloads, &variable).build(&suite.plan).map_err(failed)?;
-    match &suite.defaults.embedding {
-        None => Ok(backend),
-        Some(folder) => {
-            let progress = Progress::new(output);
-            let with = WithSentenceEncoder::open(backend, Path::new(folder), &progress);
-            Ok(Box::new(with.map_err(|error| Failure::user(&error))?))
-        }
-    }
+    let progress = Progress::new(output);
+    BackendBuilder::new(&hub, &downloads, &variable).build_suite(suite, &progress).map_err(failed)
 }
 
 /// Checks that the models of a suite exist, without fetching or loading any.
 pub(super) fn check(suite: &Suite, hub: &Hub) -> Result<(), Failure> {
     let variable = |name: &str| std::env::var(name).ok();
+    embedding_folder(suite).map_err(failed)?;
     BackendBuilder::new(hub, &(), &variable).check(&suite.plan).map_err(failed)
 }
 

@@ -100,7 +100,7 @@ fn judged(
 }
 
 /// An adapter, unless the folder holds a model.
-fn side(folder: &Path) -> TunedSide {
+pub(super) fn side(folder: &Path) -> TunedSide {
     let name = folder.display().to_string();
     let exists = |file: &str| folder.join(file).exists();
     if exists("config.json") && !exists("adapter_config.json") {

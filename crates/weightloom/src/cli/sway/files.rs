@@ -58,15 +58,20 @@ pub(super) fn check_target(file: &Path) -> Result<(), Failure> {
 
 /// Writes a file. A regular file is replaced as a whole or left as it was.
 pub(super) fn put(file: &Path, text: &str) -> Result<ExitCode, Failure> {
+    put_bytes(file, text.as_bytes())
+}
+
+/// Writes a file of bytes.
+pub(super) fn put_bytes(file: &Path, bytes: &[u8]) -> Result<ExitCode, Failure> {
     check_target(file)?;
     let is_regular = match std::fs::symlink_metadata(file) {
         Ok(found) => found.is_file(),
         Err(_) => true,
     };
     let written = if is_regular {
-        write_atomic(file, text.as_bytes(), Durability::None)
+        write_atomic(file, bytes, Durability::None)
     } else {
-        std::fs::write(file, text).map_err(FileError::while_trying_to("write", file))
+        std::fs::write(file, bytes).map_err(FileError::while_trying_to("write", file))
     };
     written.map_err(|error| Failure::operational_with_hint(&error))?;
     Ok(ExitCode::SUCCESS)

@@ -2,14 +2,18 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Args;
 use clap::ValueHint;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde_json::json;
+use weightloom::gang::{Gang, GangOptions};
 use weightloom::hub::Hub;
+use weightloom::launch::Launch;
+use weightloom::sway::backend::ranks::{RankedBackend, follow};
 use weightloom::sway::suite::SuiteOverrides;
-use weightloom::sway::{JudgeOptions, PreparedSuite, Report, Statistics, Suite};
+use weightloom::sway::{BackendError, JudgeOptions, PreparedSuite, Report, Statistics, Suite};
 
 use super::super::failure::Failure;
 use super::super::hub::{ArgumentError, HubArgs};
@@ -63,6 +67,11 @@ pub(super) struct JudgeArgs {
     /// Ask every question again and cache no answers.
     #[arg(long)]
     no_cache: bool,
+
+    /// Divide the questions among this many thread ranks, each with its own copy of the models; under
+    /// mpirun, its processes are the ranks [default: 1].
+    #[arg(long, value_name = "N", value_hint = ValueHint::Other)]
+    ranks: Option<usize>,
 
     #[command(flatten)]
     hub: HubArgs,
@@ -130,10 +139,15 @@ impl JudgeArgs {
         show_dry_run(prepared, output)
     }
 
-    /// Runs a suite. Reports mistakes of the command line before it starts.
-    pub(super) fn judge(&self, mut prepared: PreparedSuite, output: Output) -> Result<Report, Failure> {
+    /// Runs a suite, and returns the report on the process of rank 0. Reports
+    /// mistakes of the command line before it starts.
+    pub(super) fn judge(
+        &self,
+        mut prepared: PreparedSuite,
+        output: Output,
+    ) -> Result<Option<Report>, Failure> {
         self.check(&prepared)?;
-        let mut backend = build(&prepared.suite, &self.hub, output)?;
+        let launch = Launch::detect(self.ranks, 1)?;
         let cache = if self.no_cache { CacheUse::Fresh } else { CacheUse::Cached };
         let options = JudgeOptions {
             only: self.only.clone(),
@@ -141,7 +155,22 @@ impl JudgeArgs {
             trace: self.trace.clone(),
             ..JudgeOptions::default()
         };
-        run(&prepared, &mut *backend, &options, output)
+        if launch == (Launch::Threads { ranks: 1 }) {
+            let mut backend = build(&prepared.suite, &self.hub, output)?;
+            return run(&prepared, &mut *backend, &options, output).map(Some);
+        }
+        let on_rank = |gang: Arc<dyn Gang>| {
+            let failed = |error: BackendError| Failure::operational_with_hint(&error);
+            if gang.rank() > 0 {
+                let mut backend = build(&prepared.suite, &self.hub, output.quiet())?;
+                return follow(&mut *backend, &*gang).map(|()| None).map_err(failed);
+            }
+            let mut backend = RankedBackend::new(build(&prepared.suite, &self.hub, output)?, gang);
+            let report = run(&prepared, &mut backend, &options, output);
+            backend.finish().map_err(failed)?;
+            report.map(Some)
+        };
+        Ok(launch.run(GangOptions::default(), on_rank, |failure| output.failure(failure))?.flatten())
     }
 
     /// Writes the report to the files asked for. A file that cannot be written

@@ -49,13 +49,20 @@ impl FailOn {
     }
 }
 
+impl RunArgs {
+    /// Whether the command asks models.
+    pub(super) fn uses_ranks(&self) -> bool {
+        !self.dry_run
+    }
+}
+
 pub(super) fn run(args: &RunArgs, output: Output) -> Result<ExitCode, Failure> {
     let output = args.judge.output(output);
     let prepared = args.judge.prepare(&args.spec)?;
     if args.dry_run {
         return args.judge.dry_run(&prepared, output);
     }
-    let report = args.judge.judge(prepared, output)?;
+    let Some(report) = args.judge.judge(prepared, output)? else { return Ok(ExitCode::SUCCESS) };
     // Show the report first: a file that cannot be written must not lose it.
     show(&report, output)?;
     args.judge.write(&report, output)?;

@@ -59,7 +59,7 @@ impl CacheUse {
 }
 
 /// `$WEIGHTLOOM_CACHE_DIR/sway`, else the user's cache folder.
-fn cache_folder() -> Option<PathBuf> {
+pub(super) fn cache_folder() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let ours = set("WEIGHTLOOM_CACHE_DIR")
         .or_else(|| set("XDG_CACHE_HOME").map(|shared| shared.join("weightloom")))
