@@ -2,7 +2,6 @@
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,8 +13,7 @@ use weightloom::checkpoint::storage::ReadMode;
 use weightloom::gang::{Gang, GangSizes, Gangs};
 use weightloom::hub::text::{ChatContext, Message, OrderedJson};
 use weightloom::hub::{
-    EosHandling, HubError, Model, ModelLoadOptions, StopCriteria, StreamedToken, TextGenerator,
-    default_sampling,
+    EosHandling, HubError, ModelLoadOptions, StopCriteria, StreamedToken, TextGenerator, default_sampling,
 };
 use weightloom::launch::{Launch, MpiJob};
 use weightloom::layout::DType;
@@ -23,7 +21,8 @@ use weightloom::nn::{FinishReason, GenerateRequest, Sampling, merge_adapter};
 
 use super::convert::dtype;
 use super::failure::Failure;
-use super::hub::{ArgumentError, Downloads, HubArgs};
+use super::hub::{ArgumentError, HubArgs};
+use super::located::OpenedModel;
 use super::output::{Format, Output};
 use super::progress::Progress;
 use super::timestamp::now;
@@ -31,16 +30,16 @@ use super::timestamp::now;
 /// Options of commands that run a model.
 #[derive(Args, Clone)]
 pub(super) struct RunArgs {
-    /// Apply a PEFT or MLX adapter.
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    adapter: Option<PathBuf>,
+    /// Apply a PEFT or MLX adapter: its folder, the run that trained it, or org/name.
+    #[arg(long, value_name = "ADAPTER", value_hint = ValueHint::DirPath)]
+    adapter: Option<String>,
 
-    /// Strength of the adapter, from 0 (off) to 1 (as trained).
-    #[arg(long, value_name = "λ", default_value_t = 1.0, requires = "adapter", value_hint = ValueHint::Other)]
-    adapter_scale: f64,
+    /// Strength of the adapter, from 0 (off) to 1 (as trained) [default: 1].
+    #[arg(long, value_name = "λ", value_hint = ValueHint::Other)]
+    adapter_scale: Option<f64>,
 
     /// Merge the adapter into the weights.
-    #[arg(long, requires = "adapter")]
+    #[arg(long)]
     merge: bool,
 
     /// Compute dtype, such as bf16 [default: that of the checkpoint].
@@ -57,11 +56,11 @@ pub(super) struct RunArgs {
 }
 
 impl RunArgs {
-    /// Default options with an adapter.
-    pub(super) fn with_adapter(folder: Option<&Path>) -> Self {
+    /// Default options.
+    pub(super) fn plain() -> Self {
         Self {
-            adapter: folder.map(Path::to_owned),
-            adapter_scale: 1.0,
+            adapter: None,
+            adapter_scale: None,
             merge: false,
             dtype: None,
             mmap: false,
@@ -69,14 +68,24 @@ impl RunArgs {
         }
     }
 
-    pub(super) fn open(&self, name: &str, output: Output) -> Result<Model, Failure> {
-        Ok(self.hub.hub()?.open(name, &Downloads::new(output))?)
+    /// Opens a model, with the adapter of the options or of the name.
+    pub(super) fn open(&self, name: &str, output: Output) -> Result<OpenedModel, Failure> {
+        let opened = OpenedModel::open(&self.hub.hub()?, name, self.adapter.as_deref(), output)?;
+        let options = [("--adapter-scale", self.adapter_scale.is_some()), ("--merge", self.merge)];
+        match options.into_iter().find(|(_, given)| *given) {
+            Some((option, _)) if opened.adapter.is_none() => {
+                let fact = format!("cannot use `{option}` with `{name}`: it has no adapter");
+                let fix = Some("name an adapter with --adapter".to_owned());
+                Err(Failure::user(&ArgumentError { fact, fix }))
+            }
+            _ => Ok(opened),
+        }
     }
 
     /// Loads the model on this rank.
     pub(super) fn generator(
         &self,
-        model: &Model,
+        OpenedModel { model, adapter: folder }: &OpenedModel,
         gangs: Option<Gangs>,
         output: Output,
     ) -> Result<TextGenerator, Failure> {
@@ -92,13 +101,14 @@ impl RunArgs {
         });
         let (mut decoder, tokenizer) = (loaded?.decoder, tokenizer?);
         let mut adapter = None;
-        if let Some(folder) = &self.adapter {
+        if let Some(folder) = folder {
             let source = Source::open(folder)?;
             let loaded = model.adapter(&decoder, &source, &progress)?;
+            let scale = self.adapter_scale.unwrap_or(1.0);
             if self.merge {
-                decoder = merge_adapter(&decoder, &loaded, self.adapter_scale).map_err(HubError::from)?;
+                decoder = merge_adapter(&decoder, &loaded, scale).map_err(HubError::from)?;
             } else {
-                adapter = Some((loaded, self.adapter_scale));
+                adapter = Some((loaded, scale));
             }
         }
         Ok(TextGenerator {
@@ -113,7 +123,7 @@ impl RunArgs {
 
 #[derive(Args)]
 pub(super) struct GenerateArgs {
-    /// Card, folder, file, or URL such as hf://org/name.
+    /// Model: card, folder, file, run, adapter, org/name or URL.
     #[arg(value_hint = ValueHint::AnyPath)]
     name: String,
 
@@ -290,7 +300,7 @@ pub(super) fn run(args: &GenerateArgs, output: Output) -> Result<ExitCode, Failu
 /// Generates on this rank. Rank 0 streams the text to stdout.
 fn generate(
     args: &GenerateArgs,
-    model: &Model,
+    model: &OpenedModel,
     gangs: Option<Gangs>,
     text: &str,
     started: Instant,

@@ -18,7 +18,7 @@ const KEY: &str = "WEIGHTLOOM_API_KEY";
 
 #[derive(Args)]
 pub(super) struct ServeArgs {
-    /// Card, folder, file, or URL such as hf://org/name.
+    /// Model: card, folder, file, run, adapter, org/name or URL.
     #[arg(value_hint = ValueHint::AnyPath)]
     name: String,
 
