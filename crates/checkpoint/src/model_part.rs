@@ -24,8 +24,7 @@ const MODELS: [&str; 8] =
     ["model", "state_dict", "model_state_dict", "module", "net", "network", "ema", "model_ema"];
 
 /// Beginnings of what they call everything else.
-const OTHERS: [&str; 9] =
-    ["optim", "opt_", "scheduler", "lr_", "scaler", "rng", "loss", "amp", "dataloader"];
+const OTHERS: [&str; 9] = ["optim", "opt_", "scheduler", "lr_", "scaler", "rng", "loss", "amp", "dataloader"];
 
 /// Prefixes that wrappers add to every name: DDP and `torch.compile`.
 const WRAPPERS: [&str; 2] = ["module.", "_orig_mod."];
@@ -162,11 +161,7 @@ fn children(index: &Index, dicts: &BTreeSet<String>, parent: &str) -> Vec<(Strin
 }
 
 /// The dict inside another that is the model; `None` if the other is.
-fn choose(
-    index: &Index,
-    dicts: &BTreeSet<String>,
-    parent: &str,
-) -> Result<Option<String>, ModelPartError> {
+fn choose(index: &Index, dicts: &BTreeSet<String>, parent: &str) -> Result<Option<String>, ModelPartError> {
     let children = children(index, dicts, parent);
     let own = |name: &str| below(name, parent).unwrap_or(name).to_ascii_lowercase();
     let other = |name: &str| OTHERS.iter().any(|start| own(name).starts_with(start));

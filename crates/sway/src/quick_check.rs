@@ -64,10 +64,11 @@ impl QuickCheck<'_> {
                 .ok_or_else(|| QuickCheckError::NoBase { adapter: self.adapter.display().to_string() })?,
         };
         let prompts = self.prompts.as_ref().unwrap_or(&Packs::builtin().check_quick_prompts);
-        let tuned = match folder.join("config.json").is_file() && !folder.join("adapter_config.json").is_file() {
-            true => json!({"base": folder}),
-            false => json!({"base": base, "adapter": folder}),
-        };
+        let tuned =
+            match folder.join("config.json").is_file() && !folder.join("adapter_config.json").is_file() {
+                true => json!({"base": folder}),
+                false => json!({"base": base, "adapter": folder}),
+            };
         let text = json!({
             "models": {"base": {"base": base}, "ft": tuned},
             "defaults": {"statistics": self.statistics},

@@ -150,8 +150,7 @@ impl Hint for JudgeSuiteError {
 pub fn judge(suite: &Path) -> Result<Report, JudgeSuiteError> {
     let hub = hub()?;
     let located = LocatedModels::of(&Suite::read_file(suite, &variable)?, &hub)?;
-    let prepared =
-        PreparedSuite::new(Suite::read_file_with(suite, &located.overrides, &variable)?, None)?;
+    let prepared = PreparedSuite::new(Suite::read_file_with(suite, &located.overrides, &variable)?, None)?;
     let mut backend = BackendBuilder::new(&hub, &(), &variable).build(&prepared.suite.plan)?;
     Ok(weightloom_sway::judge(&prepared, &mut *backend, &JudgeOptions::default(), &mut ())?)
 }

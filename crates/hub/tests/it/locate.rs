@@ -100,7 +100,10 @@ fn an_adapter_means_its_base_with_the_adapter() {
     write(here, "pre/checkpoints/step_7/weightloom.json", "{}");
     adapter(here, "of_run", text(&here.join("pre")));
     let located = hub.locate(text(&here.join("of_run")), &()).unwrap();
-    assert_eq!((located.model.as_str(), located.steps.len()), (text(&here.join("pre/checkpoints/step_7")), 2));
+    assert_eq!(
+        (located.model.as_str(), located.steps.len()),
+        (text(&here.join("pre/checkpoints/step_7")), 2)
+    );
 }
 
 #[test]

@@ -91,7 +91,8 @@ fn has_no_end(body: &str, block: &Range<usize>) -> bool {
         let length = line.trim().chars().take_while(|letter| *letter == mark).count();
         Some((mark, length, length == line.trim().chars().count()))
     };
-    let (first, last) = (source.lines().next().and_then(fence), source.lines().skip(1).last().and_then(fence));
+    let (first, last) =
+        (source.lines().next().and_then(fence), source.lines().skip(1).last().and_then(fence));
     let closed = match (first, last) {
         (Some((mark, length, _)), Some((last, long, alone))) => mark == last && long >= length && alone,
         _ => false,

@@ -182,11 +182,7 @@ pub(super) fn run(args: &ConvertArgs, output: Output) -> Result<ExitCode, Failur
 }
 
 /// The part of the checkpoint to convert, and the names of the rest.
-fn model_part(
-    args: &ConvertArgs,
-    source: Source,
-    output: Output,
-) -> Result<(Source, Vec<String>), Failure> {
+fn model_part(args: &ConvertArgs, source: Source, output: Output) -> Result<(Source, Vec<String>), Failure> {
     let part = match (&args.prefix, args.to) {
         (Some(prefix), _) => ModelPart::with_prefix(&source, prefix)?,
         // A folder for transformers holds nothing but a model.

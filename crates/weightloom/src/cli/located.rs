@@ -4,7 +4,9 @@
 use std::path::PathBuf;
 
 use weightloom::checkpoint::Source;
-use weightloom::hub::{Hub, HubError, LocateError, LocateStep, LocatedCheckpoint, LocatedModel, Model, ModelLocation};
+use weightloom::hub::{
+    Hub, HubError, LocateError, LocateStep, LocatedCheckpoint, LocatedModel, Model, ModelLocation,
+};
 use weightloom::launch::MpiJob;
 
 use super::failure::Failure;
@@ -51,11 +53,7 @@ impl OpenedModel {
 }
 
 /// Locates a checkpoint of a model or an adapter.
-pub(super) fn locate_checkpoint(
-    hub: &Hub,
-    name: &str,
-    output: Output,
-) -> Result<LocatedCheckpoint, Failure> {
+pub(super) fn locate_checkpoint(hub: &Hub, name: &str, output: Output) -> Result<LocatedCheckpoint, Failure> {
     let located = hub.locate_checkpoint(name, &Downloads::new(output))?;
     note(&located.steps, output);
     Ok(located)

@@ -44,7 +44,8 @@ impl TextTable {
             .collect();
         // A line between columns and at both sides.
         let frame = columns * (PADDING + 1) + 1;
-        let mut excess = (natural.iter().sum::<usize>() + frame).checked_sub(limit).filter(|&more| more > 0)?;
+        let mut excess =
+            (natural.iter().sum::<usize>() + frame).checked_sub(limit).filter(|&more| more > 0)?;
         let mut widths = natural;
         // The widest column of text gives way first.
         while excess > 0 {
@@ -148,11 +149,18 @@ mod tests {
     fn piped_tables_fit_100_columns() {
         let mut wide = table(&["tensor", "difference", "elements"], &[2]);
         let name = format!("{}.q_proj.weight", "model.layers.17.attention".repeat(6));
-        wide.add_row([name.as_str(), "a sentence that has a good number of words and so is wrapped", "123456789"]);
+        wide.add_row([
+            name.as_str(),
+            "a sentence that has a good number of words and so is wrapped",
+            "123456789",
+        ]);
         wide.add_row(["short", "values", "1"]);
         let text = wide.fitted(100).to_string();
         assert!(text.lines().all(|line| width(line) <= 100), "{text}");
-        assert!(text.contains('…') && text.contains(".q_proj.weight") && text.contains("123456789"), "{text}");
+        assert!(
+            text.contains('…') && text.contains(".q_proj.weight") && text.contains("123456789"),
+            "{text}"
+        );
         assert!(text.contains("wrapped"), "{text}");
         // A table that fits is not touched.
         let mut narrow = table(&["a"], &[]);

@@ -3,6 +3,8 @@
 //! - `cli`: help, errors, layouts, doctor. Runs without the `mpi` feature:
 //!   `cargo test -p weightloom --test it cli::`
 //! - `checkpoints`, `models`, `train`, `sway`, `quickstart`: the other commands.
+//! - `examples`: every file in `examples/`.
+//! - `located`: run folders, adapters and `org/name` in place of models.
 //! - `mpirun`: commands as ranks of an MPI job.
 //! - `verdicts`: sway on adapters with known effects.
 //! - `architecture`, `tidy`, `vocabulary`: rules of the workspace.
@@ -15,6 +17,8 @@
 mod architecture;
 mod checkpoints;
 mod cli;
+mod examples;
+mod located;
 mod models;
 #[cfg(feature = "mpi")]
 mod mpirun;

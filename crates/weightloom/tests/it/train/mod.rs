@@ -8,4 +8,4 @@ mod kinds;
 mod lives;
 mod meshes;
 mod mistakes;
-mod place;
+pub mod place;
