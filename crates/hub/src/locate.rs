@@ -316,6 +316,8 @@ impl Hub {
         let mut steps = Vec::new();
         let is_url = name.split_once("://").is_some_and(|(scheme, _)| !scheme.eq_ignore_ascii_case("hf"));
         let location = match self.resolve(name) {
+            // A file means itself here, even one of an adapter.
+            _ if Path::new(name).is_file() => ModelLocation::Path(name.into()),
             _ if Path::new(name).exists() => ModelLocation::Path(follow(Path::new(name), &mut steps)?),
             _ if is_url => ModelLocation::Url(name.to_owned()),
             // The checkpoint reader reports a missing file with its folder.
@@ -329,9 +331,9 @@ impl Hub {
 }
 
 impl LocatedCheckpoint {
-    /// Whether it is an adapter in a local folder.
+    /// Whether it is an adapter on a local disk, or its weights.
     pub fn is_adapter(&self) -> bool {
-        matches!(&self.location, ModelLocation::Path(path) if is_adapter(path))
+        matches!(&self.location, ModelLocation::Path(path) if is_adapter(&folder_of(path)))
     }
 
     /// Opens the checkpoint.

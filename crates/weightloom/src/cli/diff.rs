@@ -10,6 +10,10 @@ use super::failure::Failure;
 use super::located::open_checkpoint;
 use super::output::{Output, counted, table};
 use super::progress::Progress;
+use super::table::shortened;
+
+/// Characters of a name in the summary.
+const MAX_NAME: usize = 64;
 
 #[derive(Args)]
 pub(super) struct DiffArgs {
@@ -52,7 +56,7 @@ fn summary(diff: &Diff) -> String {
             Difference::Identical => same += 1,
             Difference::Shape { .. } => shapes += 1,
             Difference::Values { different: 0, .. } => dtypes += 1,
-            Difference::Values { different, max_abs, .. } => values.push((name, *different, *max_abs)),
+            Difference::Values { max_abs, .. } => values.push((name, *max_abs)),
         }
     }
     if diff.identical {
@@ -71,9 +75,8 @@ fn summary(diff: &Diff) -> String {
     say(only_first.len(), "only in the first");
     say(only_second.len(), "only in the second");
     say(other.len(), "other entries differ");
-    if let Some((name, different, most)) = values.iter().max_by(|one, other| one.2.total_cmp(&other.2)) {
-        let elements = counted(*different as usize, "element");
-        lines.push(format!("largest difference: {most:.3e} in `{name}`, which differs in {elements}"));
+    if let Some((name, most)) = values.iter().max_by(|one, other| one.1.total_cmp(&other.1)) {
+        lines.push(format!("largest difference: {most:.3e} in `{}`", shortened(name, MAX_NAME)));
     }
     lines.join("\n")
 }

@@ -124,6 +124,25 @@ fn an_adapter_brings_its_base_for_every_command() {
 }
 
 #[test]
+fn all_linear_adapts_every_linear_layer_but_the_head() {
+    let place = runs();
+    let config = std::fs::read(place.path("tuned/checkpoints/step_2/adapter_config.json")).unwrap();
+    let config: Value = serde_json::from_slice(&config).unwrap();
+    let modules = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"];
+    assert_eq!(config["target_modules"], serde_json::json!(modules));
+    let inspected = place.json(&["inspect", "tuned/checkpoints/step_2/adapter_model.safetensors"]);
+    let tensors = inspected["tensors"].as_object().unwrap();
+    // Two matrices for each of seven modules in each of two layers.
+    assert_eq!(tensors.len(), 28);
+    assert!(tensors.keys().all(|name| !name.contains("lm_head") && !name.contains("embed")), "{tensors:?}");
+    let more = ["model.weights_path=base", "model.tokenizer_path=null", "model.config_overrides={}"];
+    for targets in ["all-linear", "[all-linear]"] {
+        let lora = format!("model.lora={{rank: 2, target_modules: {targets}}}");
+        place.json(&[&["train", "run.yaml", "--dry-run", &lora], &more[..]].concat());
+    }
+}
+
+#[test]
 fn sway_judges_runs_adapters_and_full_fine_tunes() {
     let place = runs();
     place.train(&[

@@ -3,7 +3,7 @@
 //! - `cli`: help, errors, layouts, doctor. Runs without the `mpi` feature:
 //!   `cargo test -p weightloom --test it cli::`
 //! - `checkpoints`, `models`, `train`, `sway`, `quickstart`: the other commands.
-//! - `examples`: every file in `examples/`.
+//! - `docs`, `examples`: every command and config that users are shown.
 //! - `located`: run folders, adapters and `org/name` in place of models.
 //! - `mpirun`: commands as ranks of an MPI job.
 //! - `verdicts`: sway on adapters with known effects.
@@ -17,6 +17,8 @@
 mod architecture;
 mod checkpoints;
 mod cli;
+#[cfg(unix)]
+mod docs;
 mod examples;
 mod located;
 mod models;
