@@ -11,6 +11,9 @@ const PIPED_WIDTH: usize = 100;
 /// The narrowest that a column of text becomes.
 const LEAST_WIDTH: usize = 8;
 
+/// The narrowest column in which sentences can be read.
+const READABLE: usize = 24;
+
 /// Spaces beside the text of a cell.
 const PADDING: usize = 2;
 
@@ -33,31 +36,38 @@ impl TextTable {
         self.rows.push(cells.into_iter().map(|cell| cell.to_string()).collect());
     }
 
+    /// The texts of a column, with its head.
+    fn column(&self, column: usize) -> impl Iterator<Item = &str> {
+        let cells = self.rows.iter().filter_map(move |row| row.get(column));
+        cells.chain([&self.heads[column]]).flat_map(|cell| cell.lines())
+    }
+
     /// The widths of the columns such that the table fits, if they must change.
     fn widths(&self, limit: usize) -> Option<Vec<usize>> {
         let columns = self.heads.len();
-        let natural: Vec<usize> = (0..columns)
-            .map(|column| {
-                let cells = self.rows.iter().filter_map(|row| row.get(column)).chain([&self.heads[column]]);
-                cells.flat_map(|cell| cell.lines()).map(width).max().unwrap_or(0)
-            })
-            .collect();
+        let mut widths: Vec<usize> =
+            (0..columns).map(|column| self.column(column).map(width).max().unwrap_or(0)).collect();
         // A line between columns and at both sides.
         let frame = columns * (PADDING + 1) + 1;
-        let mut excess =
-            (natural.iter().sum::<usize>() + frame).checked_sub(limit).filter(|&more| more > 0)?;
-        let mut widths = natural;
-        // The widest column of text gives way first.
-        while excess > 0 {
+        let excess = (widths.iter().sum::<usize>() + frame).checked_sub(limit).filter(|&more| more > 0)?;
+        for _ in 0..excess {
             let text = (0..columns).filter(|column| !self.numbers.contains(column));
-            let Some(widest) = text.max_by_key(|&column| widths[column]) else { break };
-            if widths[widest] <= LEAST_WIDTH {
-                break;
-            }
-            widths[widest] -= 1;
-            excess -= 1;
+            let wide = text.filter(|&column| widths[column] > LEAST_WIDTH);
+            // The column in which this does the least damage gives way, and of
+            // several the widest.
+            let cost =
+                |&column: &usize| (self.damage(column, widths[column] - 1), usize::MAX - widths[column]);
+            let Some(column) = wide.min_by_key(cost) else { break };
+            widths[column] -= 1;
         }
         Some(widths)
+    }
+
+    /// The damage to a column in a width: a sentence that is wrapped is still
+    /// read, a name that is shortened is not.
+    fn damage(&self, column: usize, most: usize) -> usize {
+        let long = self.column(column).filter(|cell| width(cell) > most);
+        long.map(|cell| if cell.split(' ').all(|word| width(word) <= most) { 1 } else { 4 }).sum()
     }
 
     fn render(&self, rows: &[Vec<String>]) -> Table {
@@ -76,9 +86,15 @@ impl TextTable {
     }
 
     /// The table in a number of columns: sentences are wrapped, and long names
-    /// shortened in the middle.
-    fn fitted(&self, limit: usize) -> Table {
-        let Some(widths) = self.widths(limit) else { return self.render(&self.rows) };
+    /// shortened in the middle. A last column of sentences that would become too
+    /// narrow to read follows the table instead.
+    fn fitted(&self, limit: usize) -> String {
+        let Some(widths) = self.widths(limit) else { return self.render(&self.rows).to_string() };
+        let last = self.heads.len() - 1;
+        let is_text = last > 0 && !self.numbers.contains(&last);
+        if is_text && widths[last] < READABLE && self.column(last).any(|cell| cell.contains(' ')) {
+            return self.with_notes(limit);
+        }
         let fit = |row: &Vec<String>| -> Vec<String> {
             let cell = |(cell, &most): (&String, &usize)| {
                 let words: Vec<String> = cell.split(' ').map(|word| shortened(word, most)).collect();
@@ -96,8 +112,41 @@ impl TextTable {
                 column.set_constraint(ColumnConstraint::UpperBoundary(Width::Fixed(most)));
             }
         }
-        table
+        table.to_string()
     }
+
+    /// The table without its last column, which follows row by row.
+    fn with_notes(&self, limit: usize) -> String {
+        let last = self.heads.len() - 1;
+        let rows = self.rows.iter().map(|row| row.iter().take(last).cloned().collect()).collect();
+        let table = Self { heads: self.heads[..last].to_vec(), numbers: self.numbers.clone(), rows };
+        let mut text = table.fitted(limit);
+        for row in &self.rows {
+            if let (Some(name), Some(note)) = (row.first(), row.get(last).filter(|note| !note.is_empty())) {
+                text += &format!("\n{}", wrapped(&format!("{name}: {note}"), limit));
+            }
+        }
+        text
+    }
+}
+
+/// A text in lines of at most this many characters, where its words allow it.
+fn wrapped(text: &str, limit: usize) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let line = lines.last().map_or(0, |line| width(line));
+        if line > 0 && line + 1 + width(word) > limit {
+            // Continuation lines are indented.
+            lines.push("  ".to_owned());
+        }
+        if let Some(line) = lines.last_mut() {
+            if !line.is_empty() && !line.ends_with(' ') {
+                line.push(' ');
+            }
+            *line += word;
+        }
+    }
+    lines.join("\n")
 }
 
 impl fmt::Display for TextTable {
@@ -110,7 +159,7 @@ impl fmt::Display for TextTable {
                 table.set_width(width.0.max(40));
                 write!(f, "{table}")
             }
-            None => write!(f, "{}", self.fitted(PIPED_WIDTH)),
+            None => f.write_str(&self.fitted(PIPED_WIDTH)),
         }
     }
 }
@@ -155,16 +204,22 @@ mod tests {
             "123456789",
         ]);
         wide.add_row(["short", "values", "1"]);
-        let text = wide.fitted(100).to_string();
+        let text = wide.fitted(100);
         assert!(text.lines().all(|line| width(line) <= 100), "{text}");
         assert!(
             text.contains('…') && text.contains(".q_proj.weight") && text.contains("123456789"),
             "{text}"
         );
         assert!(text.contains("wrapped"), "{text}");
+        // A narrow column of sentences follows the table.
+        let mut notes = table(&["name", "one", "two", "note"], &[1, 2]);
+        notes.add_row(["x".repeat(20), "1".repeat(30), "2".repeat(30), "word ".repeat(30)]);
+        let text = notes.fitted(100);
+        assert!(text.lines().all(|line| width(line) <= 100), "{text}");
+        assert!(text.contains(&format!("\n{}: word word", "x".repeat(20))), "{text}");
         // A table that fits is not touched.
         let mut narrow = table(&["a"], &[]);
         narrow.add_row(["x".repeat(90)]);
-        assert!(narrow.fitted(100).to_string().contains(&"x".repeat(90)));
+        assert!(narrow.fitted(100).contains(&"x".repeat(90)));
     }
 }

@@ -5,6 +5,7 @@ use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use crate::gguf_file::gguf_file;
 use crate::train::place::Place;
 
 /// Commands that this test does not run, by their beginning, and why.
@@ -97,8 +98,7 @@ fn with_names(place: &Place, run: &str) {
     for (from, to) in [(&model, "base"), (&model, "my-model"), (&adapter, "my-adapter")] {
         copy(from, &place.path(to));
     }
-    let gguf = repository().join("crates/checkpoint/tests/fixtures/gguf/llama.gguf");
-    copy(&gguf, &place.path("model-Q4_K_M.gguf"));
+    place.write("model-Q4_K_M.gguf", gguf_file());
     place.json(&["convert", "base", "checkpoints/dcp", "--to", "dcp"]);
     std::os::unix::fs::symlink(repository().join("examples"), place.path("examples")).unwrap();
     place.write(

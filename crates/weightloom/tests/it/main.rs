@@ -20,6 +20,8 @@ mod cli;
 #[cfg(unix)]
 mod docs;
 mod examples;
+#[cfg(unix)]
+mod gguf_file;
 mod located;
 mod models;
 #[cfg(feature = "mpi")]

@@ -135,12 +135,11 @@ fn models() {
 #[test]
 fn mistakes() {
     let place = Place::new();
-    let lines: [&[&str]; 12] = [
+    let lines: [&[&str]; 11] = [
         &["generate", "smollm2_135m_instrukt", "hello"],
         &["generate", "HuggingFaceTB/SmolLM2-135M", "hello"],
         &["generate", "llama", "t1", "--chat"],
         &["generate", "llama", "t1", "--top-p", "2"],
-        &["generate", "adapter", "t1"],
         &["generate", "./gpt2", "t1", "--adapter", "adapter"],
         &["generate", "llama", "t1", "--tp", "0"],
         &["generate", "smollm2_135m", "hello"],

@@ -405,7 +405,7 @@ fn mistakes_of_the_command_line_are_reported_first() {
             &["gate", "--same", "model", "model", "--junit", "x", "--only", "y"],
         ),
         ("no such folder `nowhere`", &["gate", "--same", "model", "model", "--adapter", "nowhere"]),
-        ("not an adapter", &["gate", "--same", "model", "model", "--adapter", "model"]),
+        ("cannot use `model` as an adapter", &["gate", "--same", "model", "model", "--adapter", "model"]),
         ("NaN is outside the range", &["compare", "run.json", "run.json", "--fail-on-regression", "nan"]),
         (
             "-1 is outside the range",
