@@ -53,8 +53,8 @@ impl TextTable {
         for _ in 0..excess {
             let text = (0..columns).filter(|column| !self.numbers.contains(column));
             let wide = text.filter(|&column| widths[column] > LEAST_WIDTH);
-            // The column in which this does the least damage gives way, and of
-            // several the widest.
+            // The column in which this does the least additional damage gives way,
+            // and of several the widest.
             let cost =
                 |&column: &usize| (self.damage(column, widths[column] - 1), usize::MAX - widths[column]);
             let Some(column) = wide.min_by_key(cost) else { break };
