@@ -11,10 +11,13 @@ use weightloom_hub::{
     newest_checkpoint,
 };
 
+/// A safetensors file without tensors.
+const EMPTY: &str = "\u{2}\0\0\0\0\0\0\0{}";
+
 fn hub(folder: &Path) -> Hub {
     let mut settings = FetchSettings::in_folders(folder.join("hub"), folder.join("own"));
     settings.network = NetworkAccess::Offline;
-    let cards = CardStore::new([CardSource::built_in(&[("a.yaml", "name: small\nmodel_family: llama\n")])]);
+    let cards = CardStore::new([CardSource::built_in(&[("a.yaml", "name: small\n")])]);
     Hub::new(cards, Families::new(), Ok(settings))
 }
 
@@ -27,7 +30,7 @@ fn write(folder: &Path, name: &str, text: &str) {
 fn adapter(folder: &Path, name: &str, base: &str) {
     let config = format!("{{\"base_model_name_or_path\": {base:?}}}");
     write(folder, &format!("{name}/adapter_config.json"), &config);
-    write(folder, &format!("{name}/adapter_model.safetensors"), "");
+    write(folder, &format!("{name}/adapter_model.safetensors"), EMPTY);
 }
 
 fn text(path: &Path) -> &str {
@@ -161,7 +164,7 @@ fn a_bare_name_is_found_in_the_cache() {
     let snapshot = root.join("snapshots/0123456789012345678901234567890123456789");
     write(&snapshot, "config.json", "{}");
     write(&snapshot, "tokenizer.json", "{}");
-    write(&snapshot, "model.safetensors", "\u{2}\0\0\0\0\0\0\0{}");
+    write(&snapshot, "model.safetensors", EMPTY);
     let hub = hub(place.path());
     let fetched = hub.fetch("org/tiny", &()).unwrap().location;
     assert_eq!(fetched, ModelLocation::Path(snapshot.clone()));

@@ -55,8 +55,11 @@ impl TextTable {
             let wide = text.filter(|&column| widths[column] > LEAST_WIDTH);
             // The column in which this does the least additional damage gives way,
             // and of several the widest.
-            let cost =
-                |&column: &usize| (self.damage(column, widths[column] - 1), usize::MAX - widths[column]);
+            let cost = |&column: &usize| {
+                let own = widths[column];
+                let more = self.damage(column, own - 1).saturating_sub(self.damage(column, own));
+                (more, usize::MAX - own)
+            };
             let Some(column) = wide.min_by_key(cost) else { break };
             widths[column] -= 1;
         }
