@@ -83,12 +83,13 @@ impl ModelPart {
         while let Some(inner) = choose(&source.index, &dicts, &prefix)? {
             prefix = inner;
         }
-        Self::new(source, &prefix)
+        Self::new(source, &prefix, Wrappers::Remove)
     }
 
-    /// The model below a prefix, with or without its final dot.
+    /// The model below a prefix, with or without its final dot; an empty one means
+    /// everything, as it is.
     pub fn with_prefix(source: &Source, prefix: &str) -> Result<Self, CheckpointError> {
-        let part = Self::new(source, prefix.trim_end_matches('.'))?;
+        let part = Self::new(source, prefix.trim_end_matches('.'), Wrappers::Keep)?;
         if part.source.index.tensors().is_empty() {
             let candidates = children(&source.index, &nested_dicts(&source.index), "");
             return Err(ModelPartError::NoPrefix { prefix: prefix.to_owned(), candidates }.into());
@@ -96,7 +97,7 @@ impl ModelPart {
         Ok(part)
     }
 
-    fn new(source: &Source, prefix: &str) -> Result<Self, CheckpointError> {
+    fn new(source: &Source, prefix: &str, wrappers: Wrappers) -> Result<Self, CheckpointError> {
         let index = &source.index;
         let below = |name: &str| below(name, prefix).map(str::to_owned);
         let mut tensors: BTreeMap<String, TensorEntry> = BTreeMap::new();
@@ -108,7 +109,8 @@ impl ModelPart {
             }
         }
         let mut prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}.") };
-        while let Some(wrapper) = WRAPPERS.iter().find(|wrapper| wraps(&tensors, wrapper)) {
+        let known = if wrappers == Wrappers::Remove { &WRAPPERS[..] } else { &[] };
+        while let Some(wrapper) = known.iter().find(|wrapper| wraps(&tensors, wrapper)) {
             let bare = |(name, entry): (String, TensorEntry)| (name[wrapper.len()..].to_owned(), entry);
             tensors = tensors.into_iter().map(bare).collect();
             prefix += wrapper;
@@ -121,6 +123,13 @@ impl ModelPart {
         let part = Source { scope: source.scope, ..Source::new(part, Arc::clone(&source.storage)) };
         Ok(Self { source: part, prefix, left_out })
     }
+}
+
+/// What happens to the prefixes of wrappers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wrappers {
+    Remove,
+    Keep,
 }
 
 /// Whether all names begin with what a wrapper adds.
@@ -266,6 +275,9 @@ mod tests {
         assert_eq!((part.source.index.tensors().len(), part.left_out), (2, vec!["ema.a".to_owned()]));
         assert_eq!(ModelPart::with_prefix(&both, "ema.").unwrap().source.index.tensors().len(), 1);
         assert_eq!(ModelPart::with_prefix(&both, "").unwrap().source.index.tensors().len(), 3);
+        let wrapped = source(&[], &["module.a"]);
+        let kept = ModelPart::with_prefix(&wrapped, "").unwrap();
+        assert!(kept.prefix.is_empty() && kept.source.index.tensors().contains_key("module.a"));
         let Err(error) = ModelPart::with_prefix(&both, "modl") else { panic!("no such prefix") };
         assert_eq!(error.to_string(), "cannot find tensors with the prefix `modl`");
         assert!(error.hint().unwrap().contains("`model` (2 tensors)"));

@@ -43,8 +43,8 @@ pub(super) struct ConvertArgs {
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_hint = ValueHint::Other)]
     shard_size: Size,
 
-    /// Convert the tensors below this prefix, and remove it from their names
-    /// [default: for hf and peft, that of the model in a nested training state].
+    /// Convert the tensors below this prefix, and remove it from their names; '' converts
+    /// everything [default: for hf and peft, that of the model in a nested training state].
     #[arg(long, value_name = "PREFIX", value_hint = ValueHint::Other)]
     prefix: Option<String>,
 
