@@ -6,6 +6,7 @@ use weightloom_gang::GangError;
 use crate::formats::FormatError;
 use crate::index::{Format, IndexError};
 use crate::keys::KeyError;
+use crate::model_part::ModelPartError;
 use crate::plan::{LoadPlanError, PlanError};
 use crate::read::ReadRequestError;
 use crate::save::TargetError;
@@ -39,6 +40,8 @@ pub enum CheckpointError {
     DamagedBytes { name: String },
     #[error(transparent)]
     Keys(#[from] KeyError),
+    #[error(transparent)]
+    ModelPart(#[from] ModelPartError),
     #[error(transparent)]
     Target(#[from] TargetError),
     #[error("cannot redistribute `{name}` before writing: {message}")]
@@ -80,6 +83,7 @@ impl Hint for CheckpointError {
             Self::Plan(error) => error.hint(),
             Self::Target(error) => error.hint(),
             Self::Keys(error) => error.hint(),
+            Self::ModelPart(error) => error.hint(),
             Self::NotWrittenOnce { .. } => {
                 Some("use planners with the same settings on all ranks".to_owned())
             }

@@ -1,7 +1,7 @@
 //! The index of a checkpoint: its tensors and where their bytes are. Every
 //! format is parsed into it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use smallvec::SmallVec;
@@ -31,6 +31,7 @@ pub struct Index {
     tensors: BTreeMap<String, TensorEntry>,
     blobs: BTreeMap<String, Blob>,
     metadata: BTreeMap<String, String>,
+    dicts: BTreeSet<String>,
 }
 
 /// Formats of checkpoints that can be read.
@@ -184,7 +185,8 @@ impl Index {
         files: Vec<StoredFile>,
         tensors: BTreeMap<String, TensorEntry>,
     ) -> Result<Self, IndexError> {
-        let index = Self { format, files, tensors, blobs: BTreeMap::new(), metadata: BTreeMap::new() };
+        let (blobs, metadata, dicts) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        let index = Self { format, files, tensors, blobs, metadata, dicts };
         for (name, entry) in &index.tensors {
             index.check(name, entry)?;
         }
@@ -203,6 +205,13 @@ impl Index {
     /// Adds the format's metadata of the whole checkpoint.
     pub fn with_metadata(mut self, metadata: BTreeMap<String, String>) -> Self {
         self.metadata = metadata;
+        self
+    }
+
+    /// Adds the dotted names of dicts inside other dicts, which names alone do not
+    /// tell apart from parts of names.
+    pub fn with_dicts(mut self, dicts: BTreeSet<String>) -> Self {
+        self.dicts = dicts;
         self
     }
 
@@ -308,6 +317,11 @@ impl Index {
     /// The format's metadata of the whole checkpoint.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
+    }
+
+    /// The dotted names of dicts inside other dicts, for formats that nest.
+    pub fn dicts(&self) -> &BTreeSet<String> {
+        &self.dicts
     }
 
     /// Bytes of all tensors once decoded.

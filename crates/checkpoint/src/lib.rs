@@ -54,6 +54,7 @@ mod index;
 mod keys;
 mod load;
 mod manifest;
+mod model_part;
 mod observer;
 pub mod plan;
 mod read;
@@ -81,6 +82,7 @@ pub use load::{LoadOptions, LoadReport, ReplicaReads, Verify, load, load_with};
 pub use manifest::{
     Asset, EntryKind, FileSharing, MANIFEST_FILE, Manifest, ManifestError, ManifestFile, ManifestTensor,
 };
+pub use model_part::{ModelPart, ModelPartError};
 pub use observer::Observer;
 pub use read::{Extent, ReadOptions, ReadReport, ReadRequest, ReadRequestError, extents, read};
 pub use save::{SaveFormat, SaveOptions, SaveReport, Saver, Target, TargetError};

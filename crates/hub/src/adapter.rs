@@ -17,7 +17,7 @@ use weightloom_layout::{DType, Region};
 use weightloom_nn::{Adapter, Decoder, NnError};
 use weightloom_tensor::{HostMemory, Tensor};
 
-use crate::config::{ConfigError, Fields};
+use crate::config::{ConfigError, ConfigValue, Fields};
 use crate::error::HubError;
 use crate::family::AnyFamily;
 
@@ -32,6 +32,8 @@ pub enum AdapterError {
     NotJson { message: String },
     #[error("invalid regular expression `{pattern}` in `{key}`: {message}")]
     Pattern { key: &'static str, pattern: String, message: String },
+    #[error("`r` is {configured} in `{}`, but the tensors of `{module}` have rank {found}", peft::CONFIG)]
+    Rank { module: String, configured: usize, found: usize },
     #[error("the adapter has no `{missing}` for module `{module}`")]
     MissingMatrix { module: String, missing: &'static str },
     #[error("unsupported tensor `{tensor}` in the adapter")]
@@ -46,6 +48,12 @@ impl Hint for AdapterError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Config(problem) => problem.hint(),
+            // The scale is alpha / r, so a wrong rank changes what the adapter does.
+            Self::Rank { found, .. } => Some(format!(
+                "copy the `{}` of the run that trained these tensors, or set `r` to {found} if you know \
+                 that `lora_alpha` is right",
+                peft::CONFIG
+            )),
             Self::Tensor { .. } => {
                 Some("merge the adapter with the tool that created it, and load the merged model".to_owned())
             }
@@ -57,8 +65,34 @@ impl Hint for AdapterError {
 /// LoRA scales of the modules.
 struct LoraScales {
     alpha: f64,
-    patterns: Vec<(Regex, f64)>,
+    alphas: Vec<(Regex, f64)>,
+    /// `None` if the config does not state a rank.
+    rank: Option<usize>,
+    ranks: Vec<(Regex, usize)>,
     rank_stabilized: bool,
+}
+
+/// The values of a map from patterns of module names.
+fn patterns<T: ConfigValue>(fields: &Fields<'_>, key: &'static str) -> Result<Vec<(Regex, T)>, AdapterError> {
+    let wrong = AdapterError::Config;
+    let mut patterns = Vec::new();
+    for (pattern, value) in fields.get_or(key, Map::new()).map_err(wrong)? {
+        let inside = Map::from_iter([(pattern.clone(), value)]);
+        let value = Fields::inside(&inside, key).get(&pattern).map_err(wrong)?;
+        // A pattern matches the end of a name.
+        let regex = Regex::new(&format!(r"^(.*\.)?({pattern})$"));
+        let message =
+            |error: fancy_regex::Error| AdapterError::Pattern { key, pattern, message: error.to_string() };
+        patterns.push((regex.map_err(message)?, value));
+    }
+    Ok(patterns)
+}
+
+/// The value of the first pattern that matches a module.
+fn matching<T: Copy>(patterns: &[(Regex, T)], module: &str) -> Option<T> {
+    // A pattern that takes too long counts as no match.
+    let own = patterns.iter().find(|(pattern, _)| pattern.is_match(module).unwrap_or(false));
+    own.map(|(_, value)| *value)
 }
 
 impl LoraScales {
@@ -81,28 +115,31 @@ impl LoraScales {
             }
         }
         let alpha = fields.get_or("lora_alpha", 8.0).map_err(wrong)?;
-        let mut patterns = Vec::new();
-        for (pattern, value) in fields.get_or("alpha_pattern", Map::new()).map_err(wrong)? {
-            let key = "alpha_pattern";
-            let inside = Map::from_iter([(pattern.clone(), value)]);
-            let alpha = Fields::inside(&inside, key).get(&pattern).map_err(wrong)?;
-            // A pattern matches the end of a name.
-            let regex = Regex::new(&format!(r"^(.*\.)?({pattern})$"));
-            let message = |error: fancy_regex::Error| AdapterError::Pattern {
-                key,
-                pattern,
-                message: error.to_string(),
-            };
-            patterns.push((regex.map_err(message)?, alpha));
+        Ok(Self {
+            alpha,
+            alphas: patterns(&fields, "alpha_pattern")?,
+            rank: fields.get_or("r", None).map_err(wrong)?,
+            ranks: patterns(&fields, "rank_pattern")?,
+            rank_stabilized: fields.get_or("use_rslora", false).map_err(wrong)?,
+        })
+    }
+
+    /// Checks that the tensors of a module have the rank that the config states.
+    fn check_rank(&self, module: &str, found: usize) -> Result<(), AdapterError> {
+        // Which of several patterns counts depends on their order in the file.
+        let own = self.ranks.iter().filter(|(pattern, _)| pattern.is_match(module).unwrap_or(false));
+        let own: Vec<usize> = own.map(|(_, rank)| *rank).collect();
+        match own.first().copied().or(self.rank) {
+            Some(configured) if configured != found && !own.contains(&found) => {
+                Err(AdapterError::Rank { module: module.to_owned(), configured, found })
+            }
+            _ => Ok(()),
         }
-        Ok(Self { alpha, patterns, rank_stabilized: fields.get_or("use_rslora", false).map_err(wrong)? })
     }
 
     /// The factor of `B · A` for a module.
     fn scale(&self, module: &str, rank: usize) -> f64 {
-        // A pattern that takes too long counts as no match.
-        let own = self.patterns.iter().find(|(pattern, _)| pattern.is_match(module).unwrap_or(false));
-        let alpha = own.map_or(self.alpha, |(_, alpha)| *alpha);
+        let alpha = matching(&self.alphas, module).unwrap_or(self.alpha);
         if self.rank_stabilized { alpha / (rank as f64).sqrt() } else { alpha / rank as f64 }
     }
 }
@@ -245,7 +282,9 @@ pub fn load_adapter(
         let missing_matrix = |missing| AdapterError::MissingMatrix { module: module.clone(), missing };
         let (a, b) =
             (parts.a.ok_or_else(|| missing_matrix("A"))?, parts.b.ok_or_else(|| missing_matrix("B"))?);
-        let scale = scales.scale(module, a.shape.first().copied().unwrap_or(1));
+        let rank = a.shape.first().copied().unwrap_or(1);
+        scales.check_rank(module, rank)?;
+        let scale = scales.scale(module, rank);
         let weight = format!("{module}.weight");
         let is_transposed = keys
             .rules

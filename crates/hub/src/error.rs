@@ -13,6 +13,7 @@ use crate::cards::{AddressError, CardError};
 use crate::config::ConfigError;
 use crate::families::FamilyError;
 use crate::fetch::FetchError;
+use crate::locate::LocateError;
 use crate::text::{ChatError, TextError};
 use crate::yaml_family::YamlFamilyError;
 
@@ -42,7 +43,12 @@ pub enum HubError {
     #[error(transparent)]
     Address(#[from] AddressError),
     #[error(transparent)]
+    Locate(#[from] LocateError),
+    #[error(transparent)]
     Fetch(#[from] FetchError),
+    /// A name that may have been meant as a path.
+    #[error("cannot find file or folder `{name}`, nor fetch it from Hugging Face")]
+    BareRepository { name: String, source: FetchError },
     #[error(transparent)]
     Text(TextError),
     #[error(transparent)]
@@ -77,7 +83,7 @@ impl Hint for HubError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Unknown { near, .. } if near.is_empty() => {
-                Some("run `weightloom models list`, or use a folder, a file or hf://org/name".to_owned())
+                Some("run `weightloom models list`, or use a folder, a file or org/name".to_owned())
             }
             Self::Unknown { near, .. } => Some(format!("did you mean {}?", name_list(near, 3))),
             Self::OtherFamily { found, .. } => {
@@ -91,7 +97,8 @@ impl Hint for HubError {
             }
             Self::Card(error) => error.hint(),
             Self::Address(error) => error.hint(),
-            Self::Fetch(error) => error.hint(),
+            Self::Locate(error) => error.hint(),
+            Self::Fetch(error) | Self::BareRepository { source: error, .. } => error.hint(),
             Self::Text(error) => error.hint(),
             Self::Chat(error) => error.hint(),
             Self::TrainingData(error) => error.hint(),

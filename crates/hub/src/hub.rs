@@ -18,6 +18,7 @@ use crate::fetch::{
     fetch_url,
 };
 use crate::load::{LoadedModel, ModelLoadOptions, new_decoder};
+use crate::locate::{LocateError, is_adapter, newest_checkpoint};
 use crate::model::{Files, Model, own_config};
 use crate::yaml_family::{YamlFamily, YamlFamilyError};
 
@@ -218,7 +219,15 @@ impl Hub {
             (None, Some(card)) => card.checkpoint()?,
             (None, None) => return Err(HubError::Unknown { name: resolved.name.clone(), near: Vec::new() }),
         };
-        let mut fetched = self.fetch_address(&address, resolved.card.as_ref(), observer)?;
+        let fetched = self.fetch_address(&address, resolved.card.as_ref(), observer);
+        // A bare `org/name` may be a mistyped path.
+        let is_bare = resolved.card.is_none() && !resolved.name.contains("://");
+        let mut fetched = fetched.map_err(|error| match error {
+            HubError::Fetch(source) if is_bare => {
+                HubError::BareRepository { name: resolved.name.clone(), source }
+            }
+            other => other,
+        })?;
         if let (Some(path), ModelLocation::Path(folder)) =
             (resolved.card.as_ref().and_then(Card::checkpoint_path), &mut fetched.location)
         {
@@ -241,7 +250,9 @@ impl Hub {
             completeness: None,
         };
         match address {
-            ModelAddress::Path(path) => Ok(at(ModelLocation::Path(path.clone()))),
+            ModelAddress::Path(path) => {
+                Ok(at(ModelLocation::Path(newest_checkpoint(path)?.unwrap_or_else(|| path.clone()))))
+            }
             ModelAddress::Object(url) => Ok(at(ModelLocation::Url(url.clone()))),
             ModelAddress::HuggingFace { repo, revision, sub } => {
                 let mut wanted = HfRepo::new(repo.clone());
@@ -304,7 +315,14 @@ impl Hub {
                 let complete = complete.map_or_else(|| family.complete(own), Ok).map_err(about)?;
                 (family, complete)
             }
-            (None, None, _) => return Err(HubError::NoConfig { location: source.storage.location() }),
+            (None, None, _) => {
+                return Err(match &fetched.location {
+                    ModelLocation::Path(path) if is_adapter(path) => {
+                        LocateError::IsAdapter { adapter: path.clone() }.into()
+                    }
+                    _ => HubError::NoConfig { location: source.storage.location() },
+                });
+            }
         };
         let text_source = self.text_files(resolved.card.as_ref(), &source, observer)?;
         let metadata = Arc::new(OnceLock::new());
@@ -344,21 +362,7 @@ impl Hub {
         };
         let fetched = match &address {
             ModelAddress::HuggingFace { repo, revision, sub: None } => {
-                let mut wanted = HfRepo::new(repo.clone());
-                if let Some(revision) = revision {
-                    wanted.revision.clone_from(revision);
-                }
-                let include = [
-                    "tokenizer*",
-                    "special_tokens_map.json",
-                    "vocab.json",
-                    "merges.txt",
-                    "chat_template*",
-                    "generation_config.json",
-                ];
-                let include = include.map(str::to_owned).to_vec();
-                let choice = FileChoice::Patterns { include, exclude: Vec::new() };
-                ModelLocation::Path(fetch_repo(self.fetch_settings()?, &wanted, &choice, observer)?.folder)
+                ModelLocation::Path(self.fetch_text_files(repo, revision.as_deref(), observer)?)
             }
             other => self.fetch_address(other, Some(&card), observer)?.location,
         };
@@ -369,6 +373,51 @@ impl Hub {
         };
         let folder = card.tokenizer_path().map_or(folder.clone(), |path| folder.join(path));
         Ok(Files(Arc::new(LocalStorage::new(folder))))
+    }
+
+    /// Downloads the files of a tokenizer, without the weights beside it, and
+    /// returns their location.
+    pub fn fetch_tokenizer(
+        &self,
+        name: &str,
+        observer: &dyn FetchObserver,
+    ) -> Result<ModelLocation, HubError> {
+        let resolved = self.resolve(name)?;
+        match (&resolved.address, &resolved.card) {
+            (Some(ModelAddress::HuggingFace { repo, revision, sub: None }), None) => {
+                let fetched = self.fetch_text_files(repo, revision.as_deref(), observer);
+                fetched.map(ModelLocation::Path).map_err(|error| match error {
+                    HubError::Fetch(source) if !name.contains("://") => {
+                        HubError::BareRepository { name: name.to_owned(), source }
+                    }
+                    other => other,
+                })
+            }
+            _ => Ok(self.fetch_resolved(&resolved, observer)?.location),
+        }
+    }
+
+    fn fetch_text_files(
+        &self,
+        repo: &str,
+        revision: Option<&str>,
+        observer: &dyn FetchObserver,
+    ) -> Result<PathBuf, HubError> {
+        let mut wanted = HfRepo::new(repo);
+        if let Some(revision) = revision {
+            revision.clone_into(&mut wanted.revision);
+        }
+        let include = [
+            "tokenizer*",
+            "special_tokens_map.json",
+            "vocab.json",
+            "merges.txt",
+            "chat_template*",
+            "generation_config.json",
+        ];
+        let include = include.map(str::to_owned).to_vec();
+        let choice = FileChoice::Patterns { include, exclude: Vec::new() };
+        Ok(fetch_repo(self.fetch_settings()?, &wanted, &choice, observer)?.folder)
     }
 
     /// Resolves, downloads and loads a model of any family. Called by every rank

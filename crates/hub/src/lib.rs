@@ -18,6 +18,7 @@ mod families;
 mod family;
 mod hub;
 mod load;
+mod locate;
 mod model;
 mod model_hub;
 mod sentence_encoder;
@@ -33,6 +34,9 @@ pub use families::{Families, FamilyError, arch_config};
 pub use family::{AnyFamily, Family, SharedFamily};
 pub use hub::{FetchedModel, Hub, ModelLocation, ResolvedModel};
 pub use load::{LoadedModel, ModelLoadOptions, iter_parameters, load_decoder, meta_decoder, new_decoder};
+pub use locate::{
+    LocateError, LocateStep, LocatedCheckpoint, LocatedModel, adapter_folder, newest_checkpoint,
+};
 pub use model::Model;
 pub use model_hub::ModelHub;
 pub use sentence_encoder::{SentenceEncoder, SentenceEncoderError};

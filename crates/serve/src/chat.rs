@@ -11,6 +11,7 @@ use crate::json_object::{JsonObject, unexpected};
 use crate::message;
 use crate::options::ServeOptions;
 use crate::request::{CompletionRequest, Endpoint, Limits, Prompt, TokenBudget};
+use crate::request_keys::check_keys;
 
 /// Parses and validates a request.
 pub(crate) fn parse(
@@ -18,6 +19,7 @@ pub(crate) fn parse(
     generator: &TextGenerator,
     options: &ServeOptions,
 ) -> Result<CompletionRequest, ApiError> {
+    check_keys(fields, Endpoint::Chat)?;
     let params = GenerationParams::parse(fields)?;
     reject_unsupported(fields)?;
     let top_logprobs = top_logprobs(fields)?;
@@ -26,6 +28,7 @@ pub(crate) fn parse(
     limits.check_batch(1, params.n)?;
     let messages = messages(fields)?;
     let context = context(fields)?;
+    check_template(generator, &context)?;
     let tokens = generator
         .encode_chat(&messages, &context)
         .map_err(|error| ApiError::from_model(&error, "messages"))?;
@@ -47,6 +50,20 @@ fn reject_unsupported(fields: &JsonObject) -> Result<(), ApiError> {
     fields.reject_unless("continue_final_message", |data| *data == OrderedJson::Bool(false))?;
     fields.reject_unless("echo", |data| *data == OrderedJson::Bool(false))?;
     fields.reject_unless("tool_choice", |data| is("none")(data) || is("auto")(data))
+}
+
+/// Rejects tools and documents that the model's chat template would ignore.
+fn check_template(generator: &TextGenerator, context: &ChatContext) -> Result<(), ApiError> {
+    // A model without a template is reported when the messages are encoded.
+    let Some(template) = generator.templates.pick(context) else { return Ok(()) };
+    let given = [("tools", context.tools.is_some()), ("documents", context.documents.is_some())];
+    match given.into_iter().find(|(key, given)| *given && !template.source().contains(key)) {
+        Some((key, _)) => Err(ApiError::invalid_field(
+            key,
+            format!("`{key}` is not supported: the chat template of this model does not use it; remove it"),
+        )),
+        None => Ok(()),
+    }
 }
 
 /// The number of most likely tokens to report at each position.

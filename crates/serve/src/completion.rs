@@ -8,6 +8,7 @@ use crate::generation_params::{GenerationParams, MAX_TOP_LOGPROBS};
 use crate::json_object::{JsonObject, unexpected};
 use crate::options::ServeOptions;
 use crate::request::{CompletionRequest, Echo, Endpoint, Limits, Prompt, TokenBudget};
+use crate::request_keys::check_keys;
 
 /// The default of `max_tokens`, as in the OpenAI API.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -18,6 +19,7 @@ pub(crate) fn parse(
     generator: &TextGenerator,
     options: &ServeOptions,
 ) -> Result<CompletionRequest, ApiError> {
+    check_keys(fields, Endpoint::Completion)?;
     let params = GenerationParams::parse(fields)?;
     fields.reject_unless("suffix", |data| *data == OrderedJson::from(""))?;
     if let Some(best_of) = fields.count("best_of")?

@@ -78,13 +78,22 @@ fn reject_unsupported(fields: &JsonObject) -> Result<(), ApiError> {
     for key in others {
         fields.reject_unless(key, empty)?;
     }
-    let of_text = |data: &OrderedJson| match data {
-        OrderedJson::Map(map) => {
-            map.iter().any(|(key, value)| key == "type" && *value == OrderedJson::from("text"))
+    response_format(fields)
+}
+
+/// Accepts plain text only: the model is not constrained to a grammar.
+fn response_format(fields: &JsonObject) -> Result<(), ApiError> {
+    let key = "response_format";
+    let Some(format) = fields.object(key)? else { return Ok(()) };
+    match format.text("type")? {
+        Some("text") => Ok(()),
+        found => {
+            let found = found.map_or_else(String::new, |kind| format!(" of type `{kind}`"));
+            let message =
+                format!("`{key}`{found} is not supported; use `{{\"type\": \"text\"}}`, or remove it");
+            Err(ApiError::invalid_field(key, message))
         }
-        _ => false,
-    };
-    fields.reject_unless("response_format", of_text)
+    }
 }
 
 fn sampling(fields: &JsonObject) -> Result<Sampling, ApiError> {

@@ -28,6 +28,11 @@ impl JsonObject {
         found.map(|(_, data)| data).filter(|data| **data != OrderedJson::Null)
     }
 
+    /// The keys of fields that are present.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter(|(_, data)| *data != OrderedJson::Null).map(|(key, _)| key.as_str())
+    }
+
     /// A nested object.
     pub(crate) fn object(&self, key: &str) -> Result<Option<Self>, ApiError> {
         match self.get(key) {

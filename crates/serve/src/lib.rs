@@ -8,8 +8,9 @@
 //! - `POST /v1/completions`, with `echo` and `logprobs`
 //! - `POST /v1/chat/completions`
 //!
-//! Unsupported fields that would change the result are rejected; others are
-//! ignored. This crate neither prints nor reads the environment.
+//! Unknown fields, and unsupported ones that would change the result, are
+//! rejected. A [`RequestObserver`] in the options receives a record of each
+//! request: this crate neither prints nor reads the environment.
 //!
 //! ```
 //! use std::time::Duration;
@@ -37,6 +38,8 @@ mod json_object;
 mod message;
 mod options;
 mod request;
+mod request_keys;
+mod request_log;
 mod response;
 mod response_state;
 mod routes;
@@ -48,6 +51,7 @@ mod worker;
 
 pub use error::ServeError;
 pub use options::ServeOptions;
+pub use request_log::{RequestObserver, RequestRecord};
 pub use server::{run, serve};
 pub use shutdown::shutdown_signal;
 pub use weightloom_http::Secret;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use weightloom_http::Secret;
 
 use crate::error::ServeError;
+use crate::request_log::RequestObserver;
 
 /// Name, key and limits of a server.
 #[derive(Clone, Debug)]
@@ -34,6 +35,8 @@ pub struct ServeOptions {
     pub client_timeout: Duration,
     /// How long a shutdown waits for running requests.
     pub grace: Duration,
+    /// Receives a record of each request.
+    pub observer: Option<RequestObserver>,
 }
 
 impl ServeOptions {
@@ -51,6 +54,7 @@ impl ServeOptions {
             request_timeout: Duration::from_secs(600),
             client_timeout: Duration::from_secs(30),
             grace: Duration::from_secs(30),
+            observer: None,
         }
     }
 

@@ -8,6 +8,7 @@ use weightloom_nn::{FinishReason, TokenLogprobs};
 use crate::choice::{Choice, Delta, Logprobs};
 use crate::events::Event;
 use crate::request::CompletionRequest;
+use crate::request_log::RequestLog;
 
 /// A response in progress.
 pub(crate) struct ResponseState {
@@ -15,6 +16,7 @@ pub(crate) struct ResponseState {
     choices: Vec<Choice>,
     finished: Vec<bool>,
     started: bool,
+    log: Option<RequestLog>,
 }
 
 /// Token counts.
@@ -31,8 +33,21 @@ pub(crate) enum Progress {
     Done,
 }
 
+/// Records the tokens of a response that has ended, whether complete or not.
+impl Drop for ResponseState {
+    fn drop(&mut self) {
+        if let Some(log) = &self.log {
+            log.set_usage(self.usage());
+        }
+    }
+}
+
 impl ResponseState {
-    pub(crate) fn new(request: Arc<CompletionRequest>, generator: &TextGenerator) -> Self {
+    pub(crate) fn new(
+        request: Arc<CompletionRequest>,
+        generator: &TextGenerator,
+        log: Option<RequestLog>,
+    ) -> Self {
         let eos: Arc<[u32]> = match request.params.stop.eos {
             EosHandling::Stop => generator.eos_tokens().into(),
             EosHandling::Ignore => Arc::new([]),
@@ -43,7 +58,7 @@ impl ResponseState {
         };
         let choices: Vec<Choice> = (0..request.rows()).map(choice).collect();
         let finished = vec![false; choices.len()];
-        Self { request, choices, finished, started: false }
+        Self { request, choices, finished, started: false, log }
     }
 
     /// Applies an event and returns the new content of each row.

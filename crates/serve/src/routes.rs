@@ -23,6 +23,7 @@ use crate::generation_params::StreamMode;
 use crate::json_object::JsonObject;
 use crate::options::ServeOptions;
 use crate::request::{CompletionRequest, Endpoint};
+use crate::request_log::RequestLog;
 use crate::response::{self, ResponseFormatter};
 use crate::response_state::{Progress, ResponseState};
 use crate::worker::{Job, QueuedRequest};
@@ -54,7 +55,19 @@ pub(crate) fn router(app: Arc<AppState>) -> Router {
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(from_fn_with_state(Arc::clone(&app), authenticate))
+        // The outermost layer, so that refused requests are logged as well.
+        .layer(from_fn_with_state(Arc::clone(&app), log))
         .with_state(app)
+}
+
+/// Reports each request to the observer of the options.
+async fn log(State(app): State<Arc<AppState>>, mut request: Request, next: Next) -> Response {
+    let Some(observer) = &app.options.observer else { return next.run(request).await };
+    let log = RequestLog::new(observer.clone(), request.method().as_str(), request.uri().path());
+    request.extensions_mut().insert(log.clone());
+    let response = next.run(request).await;
+    log.set_status(response.status().as_u16());
+    response
 }
 
 /// Checks the API key. `/health` needs none.
@@ -119,7 +132,8 @@ async fn complete(
     request: Request,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
+    let log = parts.extensions.remove::<RequestLog>();
     let ServeOptions { max_request_bytes, client_timeout, request_timeout, .. } = app.options;
     let bytes = body::read(&parts.headers, body, max_request_bytes, client_timeout).await?;
     let permit = Arc::clone(&app.permits).try_acquire_owned();
@@ -131,7 +145,7 @@ async fn complete(
 
     let request = Arc::new(request);
     let formatter = ResponseFormatter::new(&request, &app.options.name, &app.generator.tokenizer);
-    let state = ResponseState::new(Arc::clone(&request), &app.generator);
+    let state = ResponseState::new(Arc::clone(&request), &app.generator, log);
     let stream_mode = request.params.stream_mode;
     let (sender, receiver) = mpsc::unbounded_channel();
     let queued = QueuedRequest::new(request, permit);

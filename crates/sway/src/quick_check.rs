@@ -28,7 +28,8 @@ const NOISE_RUNS: u64 = 3;
 /// What a quick check runs on.
 #[derive(Clone, Debug)]
 pub struct QuickCheck<'a> {
-    /// The folder of the adapter, in PEFT's or MLX's format.
+    /// The folder of the adapter, in PEFT's or MLX's format, or of a fine-tuned
+    /// model.
     pub adapter: &'a Path,
     /// The base model; by default the one that `adapter_config.json` names.
     pub base: Option<String>,
@@ -68,8 +69,13 @@ impl QuickCheck<'_> {
                 .ok_or_else(|| QuickCheckError::NoBase { adapter: self.adapter.display().to_string() })?,
         };
         let prompts = self.prompts.as_ref().unwrap_or(&Packs::builtin().check_quick_prompts);
+        let tuned =
+            match folder.join("config.json").is_file() && !folder.join("adapter_config.json").is_file() {
+                true => json!({"base": folder}),
+                false => json!({"base": base, "adapter": folder}),
+            };
         let text = json!({
-            "models": {"base": {"base": base}, "ft": {"base": base, "adapter": folder}},
+            "models": {"base": {"base": base}, "ft": tuned},
             "defaults": {"statistics": self.statistics},
             "suite": [
                 {"name": "noise", "kind": "null_adapter", "runs": NOISE_RUNS},

@@ -45,6 +45,7 @@ pub use weightloom_document::variables::Lookup;
 
 pub use data::{DataConfig, DataFormat, DataType, RowLayout, TrainOn};
 pub use model::{LoraConfig, ModelConfig};
+pub(crate) use model::{is_named, is_target};
 pub use train::{
     Accelerator, CheckpointConfig, EvalConfig, GradientCheckpointing, LoggingConfig, PipelineSchedule,
     Precision, Resume, SampleConfig, TrainConfig,

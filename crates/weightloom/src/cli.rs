@@ -9,11 +9,13 @@ mod dtensor;
 mod export;
 mod failure;
 mod fetch;
+mod folder_name;
 mod gang;
 mod generate;
 mod hub;
 mod inspect;
 mod layout;
+mod located;
 mod model_plan;
 mod models;
 mod output;
@@ -24,6 +26,7 @@ mod reference;
 mod score;
 mod serve;
 mod sway;
+mod table;
 mod timestamp;
 mod tokenize;
 mod train;
@@ -102,27 +105,28 @@ enum Command {
     ///
     /// Exits with 1 and names the tensor if the checkpoint is damaged.
     #[command(after_help = "Examples:
-  weightloom verify runs/step_100
+  weightloom verify runs/my-run
   weightloom verify downloads/model.safetensors")]
-    Verify(verify::SourceArgs),
+    Verify(verify::VerifyArgs),
 
     /// Hash all tensors, independently of format, files and layout.
     #[command(after_help = "Examples:
-  weightloom fingerprint runs/step_100
+  weightloom fingerprint runs/my-run
   weightloom fingerprint model.safetensors --json | jq -r .fingerprint")]
-    Fingerprint(verify::SourceArgs),
+    Fingerprint(verify::FingerprintArgs),
 
     /// Compare two checkpoints: names, shapes, dtypes and values.
     ///
     /// Exits with 1 if they differ.
     #[command(after_help = "Examples:
-  weightloom diff runs/step_100 runs/step_200
+  weightloom diff runs/my-run/checkpoints/step_100 runs/my-run
   weightloom diff model.safetensors dcp-folder --json")]
     Diff(diff::DiffArgs),
 
     /// Convert a checkpoint to another format.
     #[command(after_help = "Examples:
   weightloom convert checkpoints/dcp model --to hf
+  weightloom convert state.pt model --to hf --prefix ema
   weightloom convert model-Q8_0.gguf model-bf16 --to hf --dtype bf16
   weightloom convert model dcp --to dcp --exclude 'lm_head.*'
   weightloom convert mlx-adapter peft-adapter --to peft")]
@@ -144,7 +148,7 @@ enum Command {
     /// Download a model, resuming partial files and verifying hashes.
     #[command(after_help = "Examples:
   weightloom fetch smollm2_135m_instruct
-  weightloom fetch hf://HuggingFaceTB/SmolLM2-135M@main
+  weightloom fetch HuggingFaceTB/SmolLM2-135M@main
   HF_TOKEN=… weightloom fetch llama3_2_1b")]
     Fetch(fetch::FetchArgs),
 
@@ -152,6 +156,7 @@ enum Command {
     #[command(after_help = "Examples:
   weightloom generate smollm2_135m_instruct 'The capital of France is'
   weightloom generate ./my-model 'What is a tensor?' --chat --max-new-tokens 200
+  weightloom generate runs/my-adapter 'Hello'
   weightloom generate model.gguf - --sample --seed 7 < prompt.txt
   weightloom generate ./base 'Hello' --adapter ./my-adapter --adapter-scale 0.5 --json
   mpirun -n 4 weightloom generate ./my-model 'Hello'    tensor-parallel (build with --features mpi)")]

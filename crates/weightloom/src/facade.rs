@@ -13,7 +13,9 @@ use weightloom_hub::{Hub, HubError, ModelLoadOptions, StopCriteria, TextGenerato
 use weightloom_nn::GenerateRequest;
 use weightloom_sway::backend::build::{BackendBuilder, BuildError};
 use weightloom_sway::suite::SuiteErrors;
-use weightloom_sway::{JudgeError, JudgeOptions, PrepareError, PreparedSuite, Report, Suite};
+use weightloom_sway::{
+    JudgeError, JudgeOptions, LocateModelError, LocatedModels, PrepareError, PreparedSuite, Report, Suite,
+};
 use weightloom_train::config::read_file;
 use weightloom_train::{Outcome, TrainError, TrainRequest};
 
@@ -27,8 +29,9 @@ fn hub() -> Result<Hub, HubError> {
     Ok(standard::hub(&variable, &Folders::default())?)
 }
 
-/// Loads a model by the name of its card, a path, or a URL such as
-/// `hf://org/name`, with an optional PEFT or MLX adapter.
+/// Loads a model by the name of its card, a path, `org/name` on Hugging Face, or a
+/// URL, with an optional PEFT or MLX adapter. The name of an adapter means its
+/// base model with the adapter, and a run folder its newest checkpoint.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), weightloom::hub::HubError> {
@@ -39,9 +42,12 @@ fn hub() -> Result<Hub, HubError> {
 /// # }
 /// ```
 pub fn load(name: &str, adapter: Option<&Path>) -> Result<TextGenerator, HubError> {
-    let model = hub()?.open(name, &())?;
+    let hub = hub()?;
+    let adapter = adapter.map(|folder| folder.display().to_string());
+    let located = hub.locate_with(name, adapter.as_deref(), &())?;
+    let model = hub.open(&located.model, &())?;
     let decoder = model.load(&ModelLoadOptions::default(), &())?.decoder;
-    let adapter = match adapter {
+    let adapter = match located.adapter {
         Some(folder) => Some((model.adapter(&decoder, &Source::open(folder)?, &())?, 1.0)),
         None => None,
     };
@@ -111,6 +117,8 @@ pub enum JudgeSuiteError {
     #[error(transparent)]
     Hub(#[from] HubError),
     #[error(transparent)]
+    Locate(#[from] LocateModelError),
+    #[error(transparent)]
     Backend(#[from] BuildError),
     #[error(transparent)]
     Judge(#[from] JudgeError),
@@ -122,6 +130,7 @@ impl Hint for JudgeSuiteError {
             Self::Suite(error) => error.hint(),
             Self::Prepare(error) => error.hint(),
             Self::Hub(error) => error.hint(),
+            Self::Locate(error) => error.hint(),
             Self::Backend(error) => error.hint(),
             Self::Judge(error) => error.hint(),
         }
@@ -139,8 +148,9 @@ impl Hint for JudgeSuiteError {
 /// # }
 /// ```
 pub fn judge(suite: &Path) -> Result<Report, JudgeSuiteError> {
-    let prepared = PreparedSuite::new(Suite::read_file(suite, &variable)?, None)?;
     let hub = hub()?;
+    let located = LocatedModels::of(&Suite::read_file(suite, &variable)?, &hub)?;
+    let prepared = PreparedSuite::new(Suite::read_file_with(suite, &located.overrides, &variable)?, None)?;
     let mut backend = BackendBuilder::new(&hub, &(), &variable).build_suite(&prepared.suite, &())?;
     Ok(weightloom_sway::judge(&prepared, &mut *backend, &JudgeOptions::default(), &mut ())?)
 }

@@ -10,7 +10,7 @@ mod tensor;
 pub(crate) use archive::Archive;
 pub(crate) use tensor::{Placed, dtype_name, dtype_of, place};
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 use weightloom_errors::Hint;
@@ -101,13 +101,16 @@ impl Hint for TorchError {
 pub(crate) struct Contents {
     pub(crate) tensors: BTreeMap<String, TensorEntry>,
     pub(crate) plain: BTreeMap<String, String>,
+    /// Dicts and lists inside other dicts.
+    pub(crate) dicts: BTreeSet<String>,
 }
 
 /// Indexes one file.
 pub fn read_file(storage: &dyn Storage, name: &str) -> Result<Index, CheckpointError> {
     let (contents, length) = read_contents(storage, name, FileId(0))?;
     let files = vec![StoredFile { name: name.to_owned(), length }];
-    Ok(Index::new(Format::Torch, files, contents.tensors)?.with_metadata(contents.plain))
+    let index = Index::new(Format::Torch, files, contents.tensors)?;
+    Ok(index.with_metadata(contents.plain).with_dicts(contents.dicts))
 }
 
 /// A folder's index.
@@ -181,6 +184,7 @@ impl<'a> Flattener<'_, 'a> {
         let pickle = self.pickle;
         match pickle.node(value) {
             Some(Node::Dict(pairs)) if !pairs.is_empty() => {
+                self.nested(name);
                 for &(key, value) in pairs {
                     let name = match key {
                         Value::Text(key) => joined(name, key),
@@ -198,12 +202,19 @@ impl<'a> Flattener<'_, 'a> {
             Some(Node::List(items) | Node::Tuple(items))
                 if items.iter().any(|&item| self.has_parts(item)) =>
             {
+                self.nested(name);
                 for (number, &item) in items.iter().enumerate() {
                     self.value(&joined(name, &number.to_string()), item, depth + 1)?;
                 }
                 Ok(())
             }
             _ => self.leaf(name, value),
+        }
+    }
+
+    fn nested(&mut self, name: &str) {
+        if !name.is_empty() {
+            self.contents.dicts.insert(name.to_owned());
         }
     }
 

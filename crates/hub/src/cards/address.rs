@@ -49,8 +49,6 @@ pub enum AddressError {
     Unusable { address: String, problem: &'static str },
     #[error("`{address}` is a web page, not a file")]
     WebPage { address: String, meant: String },
-    #[error("cannot find file or folder `{text}`")]
-    BareRepository { text: String },
     #[error("cannot find file or folder `{}`", path.display())]
     NoPath { path: PathBuf },
     #[error("cannot find a card, file or folder `{text}`")]
@@ -72,7 +70,6 @@ impl Hint for AddressError {
                 None => "use hf://, s3://, gs://, az://, https://, http://, file:// or a path".to_owned(),
             }),
             Self::WebPage { meant, .. } => Some(format!("use {meant}")),
-            Self::BareRepository { text } => Some(format!("for a model on Hugging Face, use hf://{text}")),
             Self::Unknown { near, .. } => {
                 (!near.is_empty()).then(|| format!("did you mean {}?", name_list(near, 3)))
             }
@@ -87,7 +84,8 @@ impl ModelAddress {
     /// Parses user input. `exists` tests whether a path exists.
     ///
     /// The name of a card takes precedence over a file of the same name; `./name`
-    /// is always the file.
+    /// is always the file. `org/name` is a file if it exists, else a repository on
+    /// Hugging Face.
     pub fn parse(
         text: &str,
         cards: &CardStore,
@@ -109,7 +107,7 @@ impl ModelAddress {
             Some((org, name))
                 if !is_path && is_word(org) && is_word(name.split('@').next().unwrap_or(name)) =>
             {
-                Err(AddressError::BareRepository { text: text.to_owned() })
+                hugging_face(text, text)
             }
             None if !is_path => Err(AddressError::Unknown { text: text.to_owned(), near: cards.near(text) }),
             _ => Err(AddressError::NoPath { path }),
@@ -318,10 +316,13 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_repository_is_rejected_with_its_address() {
-        let error = parse("meta-llama/Llama-3.2-1B").unwrap_err();
-        assert!(error.hint().unwrap().ends_with("use hf://meta-llama/Llama-3.2-1B"));
-        assert!(parse("org/name@v1").unwrap_err().hint().unwrap().ends_with("hf://org/name@v1"));
+    fn a_bare_repository_is_one_on_hugging_face_unless_it_exists() {
+        assert_eq!(parse("meta-llama/Llama-3.2-1B"), hub("meta-llama/Llama-3.2-1B", None, None));
+        assert_eq!(parse("org/name@v1"), hub("org/name", Some("v1"), None));
+        assert_eq!(parse("org/there"), Ok(ModelAddress::Path("org/there".into())));
+        for path in ["./org/name", "org/name/", "org/.name", "a/b/c"] {
+            assert_eq!(parse(path), Err(AddressError::NoPath { path: path.into() }), "{path}");
+        }
         let page = parse("https://huggingface.co/org/name/tree/main/sub?x=1").unwrap_err();
         assert_eq!(page.hint().unwrap(), "use hf://org/name@main/sub");
     }

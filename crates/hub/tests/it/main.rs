@@ -3,6 +3,7 @@
 //! * `cards`: inheritance, sources and mistakes of cards.
 //! * `chat_templates`: the same texts as transformers, within limits.
 //! * `fetch`: downloads from a server on loopback that misbehaves.
+//! * `locate`: names of run folders and adapters.
 //! * `run_cards`: cards of training runs.
 //! * `sentence_encoder`: the same vectors as transformers.
 //! * `tokenizers`: the same tokens as Python's tokenizers.
@@ -13,6 +14,7 @@ mod cards;
 mod chat_templates;
 #[cfg(unix)]
 mod fetch;
+mod locate;
 mod run_cards;
 mod sentence_encoder;
 mod tokenizers;

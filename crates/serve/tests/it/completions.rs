@@ -251,6 +251,7 @@ fn fields_that_cannot_be_heeded_are_refused_by_name() {
         ("seed", json!("x")),
         ("stop", json!({})),
         ("frequency_penalty", json!(1)),
+        ("anything", json!({"else": 1})),
     ] {
         let mut body = json!({"model": NAME, "prompt": "a"});
         body[field] = value.clone();
@@ -262,6 +263,6 @@ fn fields_that_cannot_be_heeded_are_refused_by_name() {
     assert_eq!((status, &error["code"]), (404, &json!("model_not_found")));
     assert!(error["message"].as_str().unwrap().contains(NAME));
     let harmless =
-        json!({"prompt": "a", "user": "me", "anything": {"else": 1}, "best_of": 1, "logit_bias": {}});
+        json!({"prompt": "a", "user": "me", "metadata": {"else": 1}, "best_of": 1, "logit_bias": {}});
     complete(server.address, &harmless);
 }

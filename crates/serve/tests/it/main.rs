@@ -8,4 +8,5 @@ mod completions;
 mod errors;
 mod fixture;
 mod limits;
+mod request_log;
 mod shutdown;

@@ -51,7 +51,8 @@ pub struct LoraConfig {
     pub alpha: f64,
     /// Dropout probability of the adapter's inputs.
     pub dropout: f64,
-    /// Modules to adapt, by the last components of their names.
+    /// Modules to adapt, by the last components of their names, or `all-linear`
+    /// for every linear layer but the output head.
     pub target_modules: Vec<String>,
     /// Multiply updates by `alpha / sqrt(rank)` instead (rank-stabilized LoRA).
     pub use_rslora: bool,
@@ -71,4 +72,30 @@ impl Default for LoraConfig {
             adapter_path: None,
         }
     }
+}
+
+/// The target that means every linear layer but the output head.
+const ALL_LINEAR: &str = "all-linear";
+
+/// The output head, which `all-linear` leaves out as PEFT does.
+const HEAD: &str = "lm_head";
+
+impl LoraConfig {
+    /// Whether a linear module of the model is adapted.
+    pub(crate) fn adapts(&self, module: &str) -> bool {
+        self.target_modules.iter().any(|target| is_target(module, target))
+    }
+}
+
+/// Whether a linear module is meant by a target.
+pub(crate) fn is_target(module: &str, target: &str) -> bool {
+    match target {
+        ALL_LINEAR => module != HEAD,
+        _ => is_named(module, target),
+    }
+}
+
+/// Whether a name ends with these components.
+pub(crate) fn is_named(module: &str, target: &str) -> bool {
+    module == target || module.strip_suffix(target).is_some_and(|rest| rest.ends_with('.'))
 }

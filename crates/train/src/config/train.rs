@@ -264,7 +264,8 @@ pub struct EvalConfig {
     pub max_rows: usize,
     /// Text generated from the model at each evaluation.
     pub samples: SampleConfig,
-    /// A `sway` suite to run on each checkpoint, with the keys of a suite file.
+    /// A `sway` suite to run on each checkpoint: `{suite: sway.yaml}`, or the
+    /// keys of a suite file.
     pub sway: Option<Map<String, Value>>,
 }
 

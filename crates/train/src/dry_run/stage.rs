@@ -13,6 +13,7 @@ use super::DryRunError;
 use super::context::{RunContext, STORAGE_DTYPE};
 use super::passes::Passes;
 use super::report::StageReport;
+use crate::config::is_target;
 use crate::optimizer::{StepInfo, initial_states};
 
 /// The properties of a stage that determine its costs.
@@ -143,11 +144,8 @@ fn adapter(context: &RunContext<'_>, decoder: &Decoder) -> Result<Option<Adapter
         .filter_map(|spec| Some((spec.name.strip_suffix(".weight")?, &spec.shape)))
         .collect();
     let last = |module: &str| module.rsplit('.').next().unwrap_or_default().to_owned();
-    let fits = |module: &str, target: &str| {
-        module.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
-    };
     if let Some(target) =
-        lora.target_modules.iter().find(|target| !modules.iter().any(|(module, _)| fits(module, target)))
+        lora.target_modules.iter().find(|target| !modules.iter().any(|(module, _)| is_target(module, target)))
     {
         let names: Vec<String> = modules.iter().map(|(module, _)| last(module)).collect();
         let near = nearest(target, names.iter().map(String::as_str)).map(str::to_owned);
@@ -156,7 +154,7 @@ fn adapter(context: &RunContext<'_>, decoder: &Decoder) -> Result<Option<Adapter
     let mut adapter = Adapter::new();
     for (module, shape) in modules {
         let here = decoder.parameter(&format!("{module}.weight")).is_some();
-        if here && lora.target_modules.iter().any(|target| fits(module, target)) {
+        if here && lora.adapts(module) {
             let a = Tensor::zeros(STORAGE_DTYPE, &[lora.rank, shape[1]], Device::Meta)?;
             let b = Tensor::zeros(STORAGE_DTYPE, &[shape[0], lora.rank], Device::Meta)?;
             adapter.add(decoder, module, [&a, &b], None, None, 1.0)?;

@@ -1,13 +1,15 @@
 //! Building and describing LoRA adapters.
 
+use std::collections::BTreeSet;
+
 use serde_json::json;
 use weightloom_checkpoint::formats::peft;
 use weightloom_checkpoint::{KeyMap, KeyRule, Observer, Source};
 use weightloom_errors::nearest;
-use weightloom_hub::Model;
+use weightloom_hub::{Model, adapter_folder};
 use weightloom_nn::{Adapter, Decoder, DecoderConfig, Stage, parameters};
 
-use crate::config::LoraConfig;
+use crate::config::{LoraConfig, is_named, is_target};
 use crate::error::TrainError;
 
 /// The factor of the update matrices.
@@ -16,13 +18,18 @@ pub(super) fn scale(config: &LoraConfig) -> f64 {
     config.alpha / if config.use_rslora { rank.sqrt() } else { rank }
 }
 
+/// The linear modules of a model.
+fn linear_modules(decoder: &DecoderConfig) -> Vec<String> {
+    let specs = parameters(decoder, &Stage::whole(decoder.layers));
+    let modules = specs.iter().filter_map(|spec| module_of(&spec.name, spec.shape.ndim()));
+    modules.map(str::to_owned).collect()
+}
+
 /// Checks that every target names a module of the model.
 pub(super) fn check_targets(config: &LoraConfig, decoder: &DecoderConfig) -> Result<(), TrainError> {
-    let specs = parameters(decoder, &Stage::whole(decoder.layers));
-    let modules: Vec<&str> =
-        specs.iter().filter_map(|spec| module_of(&spec.name, spec.shape.ndim())).collect();
+    let modules = linear_modules(decoder);
     for target in &config.target_modules {
-        if !modules.iter().any(|module| fits(module, target)) {
+        if !modules.iter().any(|module| is_target(module, target)) {
             let last = modules.iter().filter_map(|module| module.rsplit('.').next());
             let near = nearest(target, last).map(str::to_owned);
             return Err(TrainError::NoSuchModule { target: target.clone(), near });
@@ -34,10 +41,6 @@ pub(super) fn check_targets(config: &LoraConfig, decoder: &DecoderConfig) -> Res
 fn module_of(name: &str, ndim: usize) -> Option<&str> {
     let module = name.strip_suffix(".weight").filter(|_| ndim == 2)?;
     (module != "model.embed_tokens" && module != "model.embed_positions").then_some(module)
-}
-
-fn fits(module: &str, target: &str) -> bool {
-    module == target || module.strip_suffix(target).is_some_and(|rest| rest.ends_with('.'))
 }
 
 /// Whether a module's weight has another name or layout in published models.
@@ -69,7 +72,7 @@ pub(super) fn adapter(
     observer: &dyn Observer,
 ) -> Result<Adapter, TrainError> {
     if let Some(path) = &config.adapter_path {
-        let adapter = model.adapter(decoder, &Source::open(path)?, observer)?;
+        let adapter = model.adapter(decoder, &Source::open(adapter_folder(path.as_ref())?)?, observer)?;
         if let Some(name) = adapter.untrainable() {
             return Err(TrainError::Untrainable { path: path.clone(), name: name.to_owned() });
         }
@@ -79,7 +82,7 @@ pub(super) fn adapter(
         .parameters()
         .iter()
         .filter_map(|(name, value)| module_of(name, value.shape().ndim()))
-        .filter(|module| config.target_modules.iter().any(|target| fits(module, target)))
+        .filter(|module| config.adapts(module))
         .map(str::to_owned)
         .collect();
     let mut adapter = Adapter::new();
@@ -89,10 +92,27 @@ pub(super) fn adapter(
     Ok(adapter)
 }
 
+/// The names of the adapted modules, for PEFT. A group such as `all-linear` is
+/// spelled out, so that it means the same modules for every reader.
+fn target_names(config: &LoraConfig, decoder: &DecoderConfig) -> Vec<String> {
+    let modules = linear_modules(decoder);
+    let is_name = |target: &String| modules.iter().any(|module| is_named(module, target));
+    if config.target_modules.iter().all(is_name) {
+        return config.target_modules.clone();
+    }
+    let adapted = modules.iter().filter(|module| config.adapts(module));
+    let last: BTreeSet<&str> = adapted.filter_map(|module| module.rsplit('.').next()).collect();
+    last.into_iter().map(str::to_owned).collect()
+}
+
 /// The `adapter_config.json` for PEFT. An existing adapter keeps its config.
-pub(super) fn config_file(config: &LoraConfig, base: &str) -> Result<Vec<u8>, TrainError> {
+pub(super) fn config_file(
+    config: &LoraConfig,
+    base: &str,
+    decoder: &DecoderConfig,
+) -> Result<Vec<u8>, TrainError> {
     if let Some(path) = &config.adapter_path {
-        let source = Source::open(path)?;
+        let source = Source::open(adapter_folder(path.as_ref())?)?;
         let alone = source.as_adapter()?;
         let index = &alone.as_ref().unwrap_or(&source).index;
         return Ok(peft::to_peft(index, Some(base))?.config.into_bytes());
@@ -104,7 +124,7 @@ pub(super) fn config_file(config: &LoraConfig, base: &str) -> Result<Vec<u8>, Tr
         "r": config.rank,
         "lora_alpha": config.alpha,
         "lora_dropout": config.dropout,
-        "target_modules": config.target_modules,
+        "target_modules": target_names(config, decoder),
         "use_rslora": config.use_rslora,
         "bias": "none",
         "fan_in_fan_out": false,

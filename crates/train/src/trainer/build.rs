@@ -120,7 +120,7 @@ pub(super) fn build(
     match (lora, &family) {
         (Some(lora), _) => {
             let base = config.model.weights_path.as_deref().unwrap_or_default();
-            assets.insert("adapter_config.json".to_owned(), adapter::config_file(lora, base)?);
+            assets.insert("adapter_config.json".to_owned(), adapter::config_file(lora, base, &decoder)?);
         }
         (None, Some(family)) => {
             assets.insert("config.json".to_owned(), config_file(&**family, &map, DType::F32));
@@ -197,7 +197,7 @@ pub(super) fn load_tokenizer(
     fetching: &dyn FetchObserver,
 ) -> Result<TokenizerBundle, TrainError> {
     if let Some(path) = &config.model.tokenizer_path {
-        let folder = match hub.fetch(path, fetching)?.location {
+        let folder = match hub.fetch_tokenizer(path, fetching)? {
             ModelLocation::Path(folder) => folder,
             ModelLocation::Url(_) => return Err(TrainError::TokenizerLocation { path: path.clone() }),
         };

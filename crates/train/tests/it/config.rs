@@ -509,6 +509,18 @@ fn values_that_violate_a_rule_are_errors() {
 }
 
 #[test]
+fn one_target_module_needs_no_list() {
+    for given in ["all-linear", "[all-linear]"] {
+        let config = good(&[&format!("model.lora.target_modules={given}")]);
+        assert_eq!(config.model.lora.unwrap().target_modules, ["all-linear"]);
+    }
+    let found = fault(GOOD, &["model.lora.target_modules=3"]);
+    assert_eq!(found.path, "model.lora.target_modules");
+    let found = fault(GOOD, &["model.lora.target_modules=''"]);
+    assert_eq!(found.path, "model.lora.target_modules.0");
+}
+
+#[test]
 fn a_configuration_of_code_is_checked_by_the_same_rules() {
     let mut config = good(&[]);
     assert_eq!(config.check(), Ok(()));

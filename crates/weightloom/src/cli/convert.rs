@@ -9,19 +9,21 @@ use globset::{Glob, GlobSet, GlobSetBuilder};
 use serde::Serialize;
 use weightloom::checkpoint::storage::Address;
 use weightloom::checkpoint::{
-    ConvertOptions, Fingerprint, ObjectOptions, ObjectStorage, SaveFormat, SaveOptions, Source, Target,
-    convert,
+    ConvertOptions, Fingerprint, ModelPart, ObjectOptions, ObjectStorage, SaveFormat, SaveOptions, Source,
+    Target, convert,
 };
 use weightloom::errors::Hint;
 use weightloom::layout::{DType, UnknownDType};
 
 use super::failure::Failure;
+use super::folder_name::check_folder_name;
+use super::located::open_checkpoint;
 use super::output::{Output, bytes, counted};
 use super::progress::Progress;
 
 #[derive(Args)]
 pub(super) struct ConvertArgs {
-    /// Checkpoint: file, folder, or URL.
+    /// Checkpoint: file, folder, run, card, org/name or URL.
     #[arg(value_hint = ValueHint::AnyPath)]
     source: String,
 
@@ -40,6 +42,11 @@ pub(super) struct ConvertArgs {
     /// Maximum size of a model file, such as 5GB or 500MiB.
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_hint = ValueHint::Other)]
     shard_size: Size,
+
+    /// Convert the tensors below this prefix, and remove it from their names; '' converts
+    /// everything [default: for hf and peft, that of the model in a nested training state].
+    #[arg(long, value_name = "PREFIX", value_hint = ValueHint::Other)]
+    prefix: Option<String>,
 
     /// Convert only tensors whose names match; repeatable.
     #[arg(long, value_name = "GLOB", value_hint = ValueHint::Other)]
@@ -125,7 +132,12 @@ struct Converted {
 }
 
 pub(super) fn run(args: &ConvertArgs, output: Output) -> Result<ExitCode, Failure> {
-    let source = Source::open_url(&args.source).map_err(|error| Failure::from(error).about(&args.source))?;
+    let target = target(&args.target)?;
+    if let Target::Folder(folder) = &target {
+        check_folder_name("convert to", folder)?;
+    }
+    let source = open_checkpoint(&args.source, output).map_err(|failure| failure.about(&args.source))?;
+    let (source, left_out) = model_part(args, source, output)?;
     let format = match args.to {
         TargetFormat::Hf => SaveFormat::HuggingFace,
         TargetFormat::Native => SaveFormat::Native,
@@ -137,12 +149,12 @@ pub(super) fn run(args: &ConvertArgs, output: Output) -> Result<ExitCode, Failur
         dtype: args.dtype,
         only: chosen(args, &source).map_err(|error| Failure::user(&error))?,
     };
-    let report = convert(&source, &target(&args.target)?, &options, &Progress::new(output))?;
+    let report = convert(&source, &target, &options, &Progress::new(output))?;
     let converted = Converted {
         target: args.target.clone(),
         tensors: report.tensors,
         bytes: report.bytes,
-        left_out: report.left_out,
+        left_out: left_out.into_iter().chain(report.left_out).collect(),
         assets: report.assets,
         fingerprint: report.fingerprint,
     };
@@ -167,6 +179,23 @@ pub(super) fn run(args: &ConvertArgs, output: Output) -> Result<ExitCode, Failur
         }
         text
     })
+}
+
+/// The part of the checkpoint to convert, and the names of the rest.
+fn model_part(args: &ConvertArgs, source: Source, output: Output) -> Result<(Source, Vec<String>), Failure> {
+    let part = match (&args.prefix, args.to) {
+        (Some(prefix), _) => ModelPart::with_prefix(&source, prefix)?,
+        // A folder for transformers holds nothing but a model.
+        (None, TargetFormat::Hf | TargetFormat::Peft) => ModelPart::find(&source)?,
+        (None, TargetFormat::Native | TargetFormat::Dcp) => return Ok((source, Vec::new())),
+    };
+    if args.prefix.is_none() && !part.prefix.is_empty() {
+        output.note(&format!(
+            "converting the model below `{}`; --prefix chooses another part",
+            part.prefix.trim_end_matches('.')
+        ));
+    }
+    Ok((part.source, part.left_out))
 }
 
 fn target(location: &str) -> Result<Target, Failure> {

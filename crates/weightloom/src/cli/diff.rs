@@ -4,21 +4,30 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
-use weightloom::checkpoint::{Comparison, Difference, Source, compare};
+use weightloom::checkpoint::{Comparison, Difference, compare};
 
 use super::failure::Failure;
+use super::located::open_checkpoint;
 use super::output::{Output, counted, table};
 use super::progress::Progress;
+use super::table::shortened;
+
+/// Characters of a name in the summary.
+const MAX_NAME: usize = 64;
 
 #[derive(Args)]
 pub(super) struct DiffArgs {
-    /// Checkpoint: file, folder, or URL.
+    /// Checkpoint: file, folder, run, card, org/name or URL.
     #[arg(value_hint = ValueHint::AnyPath)]
     first: String,
 
     /// Another checkpoint, in any format.
     #[arg(value_hint = ValueHint::AnyPath)]
     second: String,
+
+    /// List every tensor that differs.
+    #[arg(long)]
+    all: bool,
 }
 
 #[derive(Serialize)]
@@ -29,20 +38,55 @@ struct Diff {
 }
 
 pub(super) fn run(args: &DiffArgs, output: Output) -> Result<ExitCode, Failure> {
-    let open = |path: &str| Source::open_url(path).map_err(|error| Failure::from(error).about(path));
+    let open = |path: &str| open_checkpoint(path, output).map_err(|failure| failure.about(path));
     let (first, second) = (open(&args.first)?, open(&args.second)?);
     let comparison = compare(&first, &second, &Progress::new(output))?;
     let diff = Diff { identical: comparison.is_identical(), comparison };
-    output.show(&diff, text)?;
+    output.show(&diff, if args.all { listing } else { summary })?;
     Ok(if diff.identical { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-fn text(diff: &Diff) -> String {
+/// How many tensors are identical, and how the others differ.
+fn summary(diff: &Diff) -> String {
     let Comparison { only_first, only_second, both, other } = &diff.comparison;
-    let same = both.values().filter(|difference| **difference == Difference::Identical).count();
+    let (mut same, mut shapes, mut dtypes) = (0, 0, 0);
+    let mut values = Vec::new();
+    for (name, difference) in both {
+        match difference {
+            Difference::Identical => same += 1,
+            Difference::Shape { .. } => shapes += 1,
+            Difference::Values { different: 0, .. } => dtypes += 1,
+            Difference::Values { max_abs, .. } => values.push((name, *max_abs)),
+        }
+    }
     if diff.identical {
         return format!("identical: {}", counted(same, "tensor"));
     }
+    let all = both.len() + only_first.len() + only_second.len();
+    let mut lines = vec![format!("{same} of {} are identical", counted(all, "tensor"))];
+    let mut say = |count: usize, what: &str| {
+        if count > 0 {
+            lines.push(format!("  {count} {what}"));
+        }
+    };
+    say(values.len(), "with other values");
+    say(dtypes, "with another dtype, or another sign of zero, and the same values");
+    say(shapes, "with another shape");
+    say(only_first.len(), "only in the first");
+    say(only_second.len(), "only in the second");
+    say(other.len(), "other entries differ");
+    if let Some((name, most)) = values.iter().max_by(|one, other| one.1.total_cmp(&other.1)) {
+        lines.push(format!("largest difference: {most:.3e} in `{}`", shortened(name, MAX_NAME)));
+    }
+    lines.join("\n")
+}
+
+/// Every difference, and the summary.
+fn listing(diff: &Diff) -> String {
+    if diff.identical {
+        return summary(diff);
+    }
+    let Comparison { only_first, only_second, both, other } = &diff.comparison;
     let mut table = table(&["tensor", "difference", "elements", "max abs", "max rel"], &[2, 3, 4]);
     for name in only_first {
         table.add_row([name.as_str(), "only in the first", "", "", ""]);
@@ -71,5 +115,5 @@ fn text(diff: &Diff) -> String {
             }
         }
     }
-    format!("{table}\n{same} of {} tensors are identical", both.len() + only_first.len() + only_second.len())
+    format!("{table}\n{}", summary(diff))
 }

@@ -1,6 +1,6 @@
 //! `weightloom export`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
@@ -11,13 +11,15 @@ use weightloom::layout::DType;
 
 use super::convert::dtype;
 use super::failure::Failure;
-use super::hub::{ArgumentError, Downloads, HubArgs};
+use super::folder_name::check_folder_name;
+use super::hub::{ArgumentError, HubArgs};
+use super::located::OpenedModel;
 use super::output::{Output, bytes, counted};
 use super::progress::Progress;
 
 #[derive(Args)]
 pub(super) struct ExportArgs {
-    /// Card, folder, file, or URL such as hf://org/name.
+    /// Model: card, folder, file, run, adapter, org/name or URL.
     #[arg(value_hint = ValueHint::AnyPath)]
     name: String,
 
@@ -29,13 +31,13 @@ pub(super) struct ExportArgs {
     #[arg(long, value_parser = dtype, value_hint = ValueHint::Other)]
     dtype: Option<DType>,
 
-    /// Merge a PEFT or MLX adapter.
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    adapter: Option<PathBuf>,
+    /// Merge a PEFT or MLX adapter: its folder, the run that trained it, or org/name.
+    #[arg(long, value_name = "ADAPTER", value_hint = ValueHint::DirPath)]
+    adapter: Option<String>,
 
-    /// Strength of the adapter, from 0 (off) to 1 (as trained).
-    #[arg(long, value_name = "λ", default_value_t = 1.0, requires = "adapter", value_hint = ValueHint::Other)]
-    adapter_scale: f64,
+    /// Strength of the adapter, from 0 (off) to 1 (as trained) [default: 1].
+    #[arg(long, value_name = "λ", value_hint = ValueHint::Other)]
+    adapter_scale: Option<f64>,
 
     #[command(flatten)]
     hub: HubArgs,
@@ -51,16 +53,21 @@ struct Exported {
 }
 
 pub(super) fn run(args: &ExportArgs, output: Output) -> Result<ExitCode, Failure> {
+    check_folder_name("export to", &args.target)?;
     if args.target.exists() {
         let fact = format!("cannot export to `{}`: it exists", args.target.display());
         let error = ArgumentError { fact, fix: Some("choose a new folder".to_owned()) };
         return Err(Failure::user(&error));
     }
-    let model = args.hub.hub()?.open(&args.name, &Downloads::new(output))?;
-    let options = ExportOptions {
-        dtype: args.dtype,
-        adapter: args.adapter.as_deref().map(|folder: &Path| (folder.to_owned(), args.adapter_scale)),
-    };
+    let OpenedModel { model, adapter } =
+        OpenedModel::open(&args.hub.hub()?, &args.name, args.adapter.as_deref(), output)?;
+    if adapter.is_none() && args.adapter_scale.is_some() {
+        let fact = format!("cannot use `--adapter-scale` with `{}`: it has no adapter", args.name);
+        let fix = Some("name an adapter with --adapter".to_owned());
+        return Err(Failure::user(&ArgumentError { fact, fix }));
+    }
+    let scale = args.adapter_scale.unwrap_or(1.0);
+    let options = ExportOptions { dtype: args.dtype, adapter: adapter.map(|folder| (folder, scale)) };
     let report = export(&model, &args.target, &options, &Progress::new(output))?;
     let exported = Exported {
         target: args.target.display().to_string(),

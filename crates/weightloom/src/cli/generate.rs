@@ -2,7 +2,6 @@
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,10 +11,9 @@ use serde::Serialize;
 use weightloom::checkpoint::Source;
 use weightloom::checkpoint::storage::ReadMode;
 use weightloom::gang::{Gang, GangSizes, Gangs};
-use weightloom::hub::text::{ChatContext, ChatTemplates, Message, OrderedJson};
+use weightloom::hub::text::{ChatContext, Message, OrderedJson};
 use weightloom::hub::{
-    EosHandling, HubError, Model, ModelLoadOptions, StopCriteria, StreamedToken, TextGenerator, TrainingData,
-    default_sampling,
+    EosHandling, HubError, ModelLoadOptions, StopCriteria, StreamedToken, TextGenerator, default_sampling,
 };
 use weightloom::launch::{Launch, MpiJob};
 use weightloom::layout::DType;
@@ -23,7 +21,8 @@ use weightloom::nn::{FinishReason, GenerateRequest, Sampling, merge_adapter};
 
 use super::convert::dtype;
 use super::failure::Failure;
-use super::hub::{ArgumentError, Downloads, HubArgs};
+use super::hub::{ArgumentError, HubArgs};
+use super::located::OpenedModel;
 use super::output::{Format, Output};
 use super::progress::Progress;
 use super::timestamp::now;
@@ -31,16 +30,16 @@ use super::timestamp::now;
 /// Options of commands that run a model.
 #[derive(Args, Clone)]
 pub(super) struct RunArgs {
-    /// Apply a PEFT or MLX adapter.
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    adapter: Option<PathBuf>,
+    /// Apply a PEFT or MLX adapter: its folder, the run that trained it, or org/name.
+    #[arg(long, value_name = "ADAPTER", value_hint = ValueHint::DirPath)]
+    adapter: Option<String>,
 
-    /// Strength of the adapter, from 0 (off) to 1 (as trained).
-    #[arg(long, value_name = "λ", default_value_t = 1.0, requires = "adapter", value_hint = ValueHint::Other)]
-    adapter_scale: f64,
+    /// Strength of the adapter, from 0 (off) to 1 (as trained) [default: 1].
+    #[arg(long, value_name = "λ", value_hint = ValueHint::Other)]
+    adapter_scale: Option<f64>,
 
     /// Merge the adapter into the weights.
-    #[arg(long, requires = "adapter")]
+    #[arg(long)]
     merge: bool,
 
     /// Compute dtype, such as bf16 [default: that of the checkpoint].
@@ -57,11 +56,11 @@ pub(super) struct RunArgs {
 }
 
 impl RunArgs {
-    /// Default options with an adapter.
-    pub(super) fn with_adapter(folder: Option<&Path>) -> Self {
+    /// Default options.
+    pub(super) fn plain() -> Self {
         Self {
-            adapter: folder.map(Path::to_owned),
-            adapter_scale: 1.0,
+            adapter: None,
+            adapter_scale: None,
             merge: false,
             dtype: None,
             mmap: false,
@@ -69,37 +68,28 @@ impl RunArgs {
         }
     }
 
-    pub(super) fn open(&self, name: &str, output: Output) -> Result<Model, Failure> {
-        Ok(self.hub.hub()?.open(name, &Downloads::new(output))?)
-    }
-
-    /// The adapter's chat templates, or else the model's.
-    fn templates(&self, model: &Model) -> Result<ChatTemplates, HubError> {
-        if let Some(folder) = &self.adapter {
-            let own = ChatTemplates::from_folder(folder)?;
-            if !own.is_empty() {
-                return Ok(own);
+    /// Opens a model, with the adapter of the options or of the name.
+    pub(super) fn open(&self, name: &str, output: Output) -> Result<OpenedModel, Failure> {
+        let opened = OpenedModel::open(&self.hub.hub()?, name, self.adapter.as_deref(), output)?;
+        let options = [("--adapter-scale", self.adapter_scale.is_some()), ("--merge", self.merge)];
+        match options.into_iter().find(|(_, given)| *given) {
+            Some((option, _)) if opened.adapter.is_none() => {
+                let fact = format!("cannot use `{option}` with `{name}`: it has no adapter");
+                let fix = Some("name an adapter with --adapter".to_owned());
+                Err(Failure::user(&ArgumentError { fact, fix }))
             }
-        }
-        model.chat_templates()
-    }
-
-    /// How the data of the adapter, or of the model, were formatted; none if it
-    /// is not recorded. The record of an adapter is the later one.
-    fn training_data(&self, model: &Model) -> Result<Option<TrainingData>, HubError> {
-        match &self.adapter {
-            Some(folder) => Ok(TrainingData::from_folder(folder)?),
-            None => model.training_data(),
+            _ => Ok(opened),
         }
     }
 
     /// Loads the model on this rank.
     pub(super) fn generator(
         &self,
-        model: &Model,
+        opened: &OpenedModel,
         gangs: Option<Gangs>,
         output: Output,
     ) -> Result<TextGenerator, Failure> {
+        let OpenedModel { model, adapter: folder } = opened;
         let way = self.mmap.then_some(ReadMode::Mapped);
         let options =
             ModelLoadOptions { gangs, dtype: self.dtype, read_mode: way, ..ModelLoadOptions::default() };
@@ -112,20 +102,21 @@ impl RunArgs {
         });
         let (mut decoder, tokenizer) = (loaded?.decoder, tokenizer?);
         let mut adapter = None;
-        if let Some(folder) = &self.adapter {
+        if let Some(folder) = folder {
             let source = Source::open(folder)?;
             let loaded = model.adapter(&decoder, &source, &progress)?;
+            let scale = self.adapter_scale.unwrap_or(1.0);
             if self.merge {
-                decoder = merge_adapter(&decoder, &loaded, self.adapter_scale).map_err(HubError::from)?;
+                decoder = merge_adapter(&decoder, &loaded, scale).map_err(HubError::from)?;
             } else {
-                adapter = Some((loaded, self.adapter_scale));
+                adapter = Some((loaded, scale));
             }
         }
         Ok(TextGenerator {
             decoder,
             adapter,
             tokenizer,
-            templates: self.templates(model)?,
+            templates: opened.templates()?,
             defaults: model.generation_defaults()?,
         })
     }
@@ -133,7 +124,7 @@ impl RunArgs {
 
 #[derive(Args)]
 pub(super) struct GenerateArgs {
-    /// Card, folder, file, or URL such as hf://org/name.
+    /// Model: card, folder, file, run, adapter, org/name or URL.
     #[arg(value_hint = ValueHint::AnyPath)]
     name: String,
 
@@ -288,14 +279,14 @@ impl GenerateArgs {
 
     /// How the prompt is formatted: as asked for, or else as the training data
     /// were.
-    fn prompt_format(&self, model: &Model) -> Result<PromptFormat, HubError> {
+    fn prompt_format(&self, model: &OpenedModel) -> Result<PromptFormat, HubError> {
         if self.chat || self.system.is_some() {
             return Ok(PromptFormat::Chat);
         }
-        if self.no_chat || !self.run.training_data(model)?.is_some_and(|record| record.has_chats()) {
+        if self.no_chat || !model.training_data()?.is_some_and(|record| record.has_chats()) {
             return Ok(PromptFormat::Text);
         }
-        Ok(match self.run.templates(model)?.is_empty() {
+        Ok(match model.templates()?.is_empty() {
             true => PromptFormat::TextForLackOfTemplate,
             false => PromptFormat::ChatAsInTraining,
         })
@@ -347,7 +338,7 @@ pub(super) fn run(args: &GenerateArgs, output: Output) -> Result<ExitCode, Failu
     let text = prompt_text(&args.prompt)?;
     let model = args.run.open(&args.name, output)?;
     let format = args.prompt_format(&model)?;
-    let trained = if args.run.adapter.is_some() { "adapter" } else { "model" };
+    let trained = if model.adapter.is_some() { "adapter" } else { "model" };
     // Under mpirun, one rank speaks for all.
     let speaks = MpiJob::detect().is_none_or(|job| job.rank == 0);
     if let Some(note) = format.note(trained).filter(|_| speaks && !output.is_quiet()) {
@@ -390,7 +381,7 @@ pub(super) fn run(args: &GenerateArgs, output: Output) -> Result<ExitCode, Failu
 /// Generates on this rank. Rank 0 streams the text to stdout.
 fn generate(
     args: &GenerateArgs,
-    model: &Model,
+    model: &OpenedModel,
     gangs: Option<Gangs>,
     prompt: PromptText<'_>,
     started: Instant,

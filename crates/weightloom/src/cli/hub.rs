@@ -53,6 +53,9 @@ impl From<HubError> for Failure {
             HubError::Checkpoint(error) => Self::from(error),
             HubError::Incompatible { .. } => Self::check_with_hint(&error),
             HubError::Fetch(inner) if inner.is_operational() => Self::operational_with_hint(&inner),
+            HubError::BareRepository { ref source, .. } if source.is_operational() => {
+                Self::operational_with_hint(&error)
+            }
             other => Self::user(&other),
         }
     }

@@ -6,15 +6,16 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
-use weightloom::checkpoint::{Source, TensorEntry, TensorStats, stats};
+use weightloom::checkpoint::{TensorEntry, TensorStats, stats};
 
 use super::failure::Failure;
+use super::located::open_checkpoint;
 use super::output::{Output, bytes, counted};
 use super::progress::Progress;
 
 #[derive(Args)]
 pub(super) struct InspectArgs {
-    /// File, folder, or URL (s3://, gs://, az://, http://).
+    /// Checkpoint: file, folder, run, card, org/name or URL (s3://, gs://, az://, http://).
     #[arg(value_hint = ValueHint::AnyPath)]
     path: String,
 
@@ -60,7 +61,7 @@ struct Tensor {
 }
 
 pub(super) fn run(args: &InspectArgs, output: Output) -> Result<ExitCode, Failure> {
-    let source = Source::open_url(&args.path)?;
+    let source = open_checkpoint(&args.path, output)?;
     let mut measured = match args.stats {
         true => stats(&source, &Progress::new(output))?,
         false => BTreeMap::new(),

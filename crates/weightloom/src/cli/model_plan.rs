@@ -5,12 +5,13 @@ use std::process::ExitCode;
 use serde::Serialize;
 use weightloom::gang::GangSizes;
 use weightloom::hub::HubError;
-use weightloom::hub::cards::ModelAddress;
+use weightloom::hub::fetch::{FetchError, NetworkAccess};
 use weightloom::layout::{DType, Mesh};
 use weightloom::nn::{DecoderConfig, Parallel, Plan, Stage, parameters};
 
 use super::failure::Failure;
 use super::hub::{ArgumentError, HubArgs};
+use super::located::OpenedModel;
 use super::models::short;
 use super::output::{Output, bytes, table};
 
@@ -61,13 +62,16 @@ struct Part {
 }
 
 pub(super) fn run(name: &str, sharing: &Sharing, hub: &HubArgs, output: Output) -> Result<ExitCode, Failure> {
-    let hub = hub.hub()?;
-    let found = hub.resolve(name)?;
-    let near = matches!(found.address, Some(ModelAddress::Path(_) | ModelAddress::Object(_)));
-    let (family, config, own) = match found.known {
+    let mut hub = hub.hub()?;
+    // A plan needs a few kilobytes of a model, and must not download the rest.
+    if let Ok(settings) = hub.fetch_settings_mut() {
+        settings.network = NetworkAccess::Offline;
+    }
+    let (family, config, own) = match hub.resolve(name)?.known {
         Some((family, config)) => (family, config, None),
-        None if near => {
-            let model = hub.open(name, &())?;
+        None => {
+            let opened = OpenedModel::locate(&hub, name, output).map_err(|error| not_cached(name, error))?;
+            let model = opened.model;
             let dtype = model
                 .source()
                 .index
@@ -76,13 +80,6 @@ pub(super) fn run(name: &str, sharing: &Sharing, hub: &HubArgs, output: Output) 
                 .map(|entry| entry.dtype)
                 .find(|dtype| dtype.is_float());
             (model.family().clone(), model.config().clone(), dtype)
-        }
-        None => {
-            let error = ArgumentError {
-                fact: format!("the configuration of `{name}` is with its files, which are not here"),
-                fix: Some(format!("run `weightloom fetch {name}` first")),
-            };
-            return Err(Failure::user(&error));
         }
     };
     let about = |problem| Failure::from(HubError::Config { about: format!("model `{name}`"), problem });
@@ -113,6 +110,21 @@ pub(super) fn run(name: &str, sharing: &Sharing, hub: &HubArgs, output: Output) 
         ranks: ranks.collect::<Result<_, _>>().map_err(Failure::from)?,
     };
     output.show(&planned, text)
+}
+
+/// The failure to open a model, with how to get its files if they are not here.
+fn not_cached(name: &str, error: HubError) -> Failure {
+    let fetch = match &error {
+        HubError::Fetch(error) | HubError::BareRepository { source: error, .. } => Some(error),
+        _ => None,
+    };
+    if !matches!(fetch, Some(FetchError::NotCached { .. } | FetchError::Incomplete { .. })) {
+        return error.into();
+    }
+    Failure::user(&ArgumentError {
+        fact: format!("the configuration of `{name}` is with its files, which are not here"),
+        fix: Some(format!("run `weightloom fetch {name}` first")),
+    })
 }
 
 fn plan(

@@ -3,10 +3,10 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 
 use super::failure::Failure;
+pub(super) use super::table::table;
 
 /// How a command prints its result and its progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +91,14 @@ impl Output {
         };
     }
 
+    /// Prints a note to stderr, unless quiet.
+    pub(super) fn note(self, line: &str) {
+        if !self.is_quiet() {
+            // A closed stderr must not end the command.
+            let _ = writeln!(io::stderr().lock(), "{line}");
+        }
+    }
+
     /// Prints an error to stderr.
     pub(super) fn failure(self, failure: &Failure) {
         let text = match self.format {
@@ -100,24 +108,6 @@ impl Output {
         // There is no way to report a closed stderr.
         let _ = writeln!(io::stderr().lock(), "{text}");
     }
-}
-
-/// A table with a header. Columns of numbers are right-aligned.
-pub(super) fn table(heads: &[&str], numbers: &[usize]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_FULL_CONDENSED);
-    // Wrap cells to the width of a terminal, but not in files.
-    if let Some((width, _)) = terminal_size::terminal_size() {
-        table.set_content_arrangement(ContentArrangement::Dynamic);
-        table.set_width(width.0.max(40));
-    }
-    table.set_header(heads.to_vec());
-    for &column in numbers {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table
 }
 
 /// A count with its noun, such as `1 tensor` or `3 tensors`.

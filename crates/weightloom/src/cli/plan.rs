@@ -14,12 +14,13 @@ use weightloom::layout::{Layout, Mesh, Placement, TextError};
 use super::convert::glob;
 use super::failure::Failure;
 use super::hub::HubArgs;
+use super::located::open_checkpoint;
 use super::model_plan::{self, Sharing};
 use super::output::{Output, bytes, counted, table};
 
 #[derive(Args)]
 pub(super) struct PlanArgs {
-    /// Model by name, or checkpoint: file, folder, or URL.
+    /// Model or checkpoint: card, file, folder, run, adapter, org/name or URL.
     #[arg(value_hint = ValueHint::AnyPath)]
     path: String,
 
@@ -139,7 +140,7 @@ pub(super) fn run(args: &PlanArgs, output: Output) -> Result<ExitCode, Failure> 
         let sharing = Sharing { sizes, dp, dtype, context, rank };
         return model_plan::run(&args.path, &sharing, &args.hub, output);
     };
-    let source = Source::open_url(&args.path)?;
+    let source = open_checkpoint(&args.path, output)?;
     let failed = |error: PlanFailure| Failure::user(&error);
     let rules: Vec<Rule> =
         args.shard.iter().map(|text| rule(text, mesh)).collect::<Result<_, _>>().map_err(failed)?;

@@ -13,7 +13,7 @@ use super::output::{Output, counted, table};
 
 #[derive(Args)]
 pub(super) struct ScoreArgs {
-    /// Card, folder, file, or URL such as hf://org/name.
+    /// Model: card, folder, file, run, adapter, org/name or URL.
     #[arg(value_hint = ValueHint::AnyPath)]
     name: String,
 

@@ -5,7 +5,10 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
-use weightloom::serve::{Secret, ServeError, ServeOptions, run as run_server, shutdown_signal};
+use serde_json::json;
+use weightloom::serve::{
+    RequestObserver, RequestRecord, Secret, ServeError, ServeOptions, run as run_server, shutdown_signal,
+};
 
 use super::failure::Failure;
 use super::generate::RunArgs;
@@ -18,7 +21,7 @@ const KEY: &str = "WEIGHTLOOM_API_KEY";
 
 #[derive(Args)]
 pub(super) struct ServeArgs {
-    /// Card, folder, file, or URL such as hf://org/name.
+    /// Model: card, folder, file, run, adapter, org/name or URL.
     #[arg(value_hint = ValueHint::AnyPath)]
     name: String,
 
@@ -66,6 +69,9 @@ pub(super) fn run(args: &ServeArgs, output: Output) -> Result<ExitCode, Failure>
             return Err(Failure::user(&error));
         }
     };
+    if !output.is_quiet() {
+        options.observer = Some(RequestObserver::new(move |record| output.note(&line(record, output))));
+    }
     let (name, needs_key) = (options.name.clone(), options.api_key.is_some());
     let model = args.run.open(&args.name, output)?;
     let generator = args.run.generator(&model, None, output)?;
@@ -88,4 +94,23 @@ pub(super) fn run(args: &ServeArgs, output: Output) -> Result<ExitCode, Failure>
         other => Failure::user(&other),
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// A line of the log: method, path, status, tokens and time.
+fn line(record: &RequestRecord, output: Output) -> String {
+    let seconds = record.duration.as_secs_f64();
+    if output.is_json() {
+        return json!({
+            "method": record.method, "path": record.path, "status": record.status,
+            "prompt_tokens": record.prompt_tokens, "completion_tokens": record.completion_tokens,
+            "seconds": seconds,
+        })
+        .to_string();
+    }
+    let status = record.status.map_or_else(|| "cancelled".to_owned(), |status| status.to_string());
+    let tokens = match (record.prompt_tokens, record.completion_tokens) {
+        (Some(prompt), Some(completion)) => format!("  {prompt} + {completion} tokens"),
+        _ => String::new(),
+    };
+    format!("{} {} {status}{tokens}  {seconds:.3} s", record.method, record.path)
 }

@@ -65,13 +65,13 @@ pub(super) enum SwayCommand {
     ///
     /// Exits with 1 if the change is indistinguishable from noise.
     #[command(after_help = "Examples:
-  weightloom sway check runs/notes/adapter
-  weightloom sway check runs/notes/adapter --base smollm2_135m --prompts prompts.txt")]
+  weightloom sway check runs/notes
+  weightloom sway check runs/notes --base smollm2_135m --prompts prompts.txt")]
     Check(check::CheckArgs),
 
     /// Run one suite on two fine-tuned models and compare.
     #[command(after_help = "Examples:
-  weightloom sway diff sway.yaml --a runs/1/adapter --b runs/2/adapter
+  weightloom sway diff sway.yaml --a runs/1 --b runs/2
   weightloom sway diff sway.yaml --a old --b new --fail-on-regression")]
     Diff(diff::DiffArgs),
 
@@ -113,8 +113,8 @@ pub(super) enum SwayCommand {
     /// does not name the file.
     #[command(after_help = "Examples:
   weightloom sway autogen notes.dlm
-  weightloom sway autogen chats.jsonl --adapter runs/chats/checkpoints/step_100
-  weightloom sway autogen notes.md --base smollm2_135m --adapter runs/notes/adapter -o sway.yaml")]
+  weightloom sway autogen chats.jsonl --adapter runs/chats
+  weightloom sway autogen notes.md --base smollm2_135m --adapter runs/notes -o sway.yaml")]
     Autogen(AutogenArgs),
 
     /// Judge each checkpoint of a training run as it is saved.
@@ -155,7 +155,7 @@ pub(super) enum SwayCommand {
 
     /// Convert an adapter between PEFT and MLX.
     #[command(after_help = "Examples:
-  weightloom sway convert-adapter runs/notes/adapter adapter-mlx --to mlx
+  weightloom sway convert-adapter runs/notes adapter-mlx --to mlx
   weightloom sway convert-adapter adapter-mlx adapter-peft --to peft --overwrite")]
     ConvertAdapter(convert_adapter::ConvertAdapterArgs),
 }

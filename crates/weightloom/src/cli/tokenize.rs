@@ -9,12 +9,13 @@ use weightloom::hub::text::Special;
 
 use super::failure::Failure;
 use super::generate::prompt_text;
-use super::hub::{Downloads, HubArgs};
+use super::hub::HubArgs;
+use super::located::OpenedModel;
 use super::output::{Output, counted, table};
 
 #[derive(Args)]
 pub(super) struct TokenizeArgs {
-    /// Card, folder, file, or URL such as hf://org/name.
+    /// Model: card, folder, file, run, adapter, org/name or URL.
     #[arg(value_hint = ValueHint::AnyPath)]
     name: String,
 
@@ -38,7 +39,7 @@ struct Tokens {
 
 pub(super) fn run(args: &TokenizeArgs, output: Output) -> Result<ExitCode, Failure> {
     let text = prompt_text(&args.text)?;
-    let model = args.hub.hub()?.open(&args.name, &Downloads::new(output))?;
+    let model = OpenedModel::open(&args.hub.hub()?, &args.name, None, output)?.model;
     let tokenizer = model.tokenizer()?;
     let special = if args.plain { Special::Plain } else { Special::Add };
     let tokens = tokenizer.encode(&text, special).map_err(HubError::from)?;

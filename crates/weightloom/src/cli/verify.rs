@@ -5,17 +5,30 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
-use weightloom::checkpoint::{CheckpointError, Source, StorageError, fingerprint, verify};
+use weightloom::checkpoint::{CheckpointError, StorageError, fingerprint, verify};
 
 use super::failure::Failure;
+use super::hub::HubArgs;
+use super::located::{locate_checkpoint, location_text, open_checkpoint};
 use super::output::{Output, bytes, counted};
 use super::progress::Progress;
 
 #[derive(Args)]
-pub(super) struct SourceArgs {
-    /// File, folder, or URL (s3://, gs://, az://, http://).
+pub(super) struct VerifyArgs {
+    /// Checkpoint: file, folder, run, card, org/name or URL (s3://, gs://, az://, http://).
     #[arg(value_hint = ValueHint::AnyPath)]
     path: String,
+}
+
+#[derive(Args)]
+pub(super) struct FingerprintArgs {
+    /// Checkpoint: file, folder, run, card, org/name or URL (s3://, gs://, az://, http://).
+    #[arg(value_hint = ValueHint::AnyPath)]
+    path: String,
+
+    /// List the fingerprint of every tensor.
+    #[arg(long)]
+    all: bool,
 }
 
 #[derive(Serialize)]
@@ -28,18 +41,20 @@ struct VerifiedCheckpoint {
     checksums: bool,
 }
 
-pub(super) fn run_verify(args: &SourceArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run_verify(args: &VerifyArgs, output: Output) -> Result<ExitCode, Failure> {
+    let located = locate_checkpoint(&HubArgs::default().hub()?, &args.path, output)?;
+    let path = location_text(&located);
     let failed = |error: CheckpointError| {
         // A missing file of an existing checkpoint is damage.
         let lost = matches!(error, CheckpointError::Storage(StorageError::Missing { .. }));
-        let there = lost && Path::new(&args.path).exists();
+        let there = lost && Path::new(&path).exists();
         let failure = if there { Failure::check_with_hint(&error) } else { Failure::from(error) };
-        failure.about(&args.path)
+        failure.about(&path)
     };
-    let source = Source::open_url(&args.path).map_err(failed)?;
+    let source = located.open().map_err(failed)?;
     let verified = verify(&source, &Progress::new(output)).map_err(failed)?;
     let shown = VerifiedCheckpoint {
-        path: args.path.clone(),
+        path: path.clone(),
         format: source.index.format().to_string(),
         tensors: verified.tensors,
         bytes: verified.bytes,
@@ -54,11 +69,13 @@ pub(super) fn run_verify(args: &SourceArgs, output: Output) -> Result<ExitCode, 
     })
 }
 
-pub(super) fn run_fingerprint(args: &SourceArgs, output: Output) -> Result<ExitCode, Failure> {
-    let source = Source::open_url(&args.path)?;
+pub(super) fn run_fingerprint(args: &FingerprintArgs, output: Output) -> Result<ExitCode, Failure> {
+    let source = open_checkpoint(&args.path, output)?;
     let found = fingerprint(&source, &Progress::new(output))?;
     output.show(&found, |found| {
         let tensors = found.tensors.iter().map(|(name, fingerprint)| format!("{fingerprint}  {name}\n"));
-        format!("{}{}  (all tensors)", tensors.collect::<String>(), found.fingerprint)
+        let listed: String = if args.all { tensors.collect() } else { String::new() };
+        let (count, size) = (counted(found.tensors.len(), "tensor"), bytes(source.index.bytes()));
+        format!("{listed}{}  ({count}, {size})", found.fingerprint)
     })
 }

@@ -33,6 +33,7 @@ impl Place {
             ("gguf/llama.gguf", "llama.gguf"),
             ("gguf/llama.safetensors", "llama.safetensors"),
             ("dcp/grid", "dcp"),
+            ("dcp/plain", "dcp-state"),
             ("torch/state.pt", "state.pt"),
             ("peft/mlx", "mlx-adapter"),
         ] {
@@ -145,4 +146,96 @@ fn damage_is_found_and_told() {
     std::fs::remove_file(&file).unwrap();
     text += &place.run(&["verify", "native"]);
     insta::assert_snapshot!(text);
+}
+
+/// A safetensors file with tensors of one number each.
+fn safetensors(numbers: &[(&str, f32)]) -> Vec<u8> {
+    let mut header = serde_json::Map::new();
+    let mut data = Vec::new();
+    for (name, number) in numbers {
+        let start = data.len();
+        data.extend_from_slice(&number.to_le_bytes());
+        let entry = serde_json::json!({"dtype": "F32", "shape": [1], "data_offsets": [start, data.len()]});
+        header.insert((*name).to_owned(), entry);
+    }
+    let header = serde_json::Value::Object(header).to_string();
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()
+}
+
+/// Names of the tensors in a checkpoint.
+fn names(place: &Place, path: &str) -> Vec<String> {
+    let output = Command::cargo_bin("weightloom").unwrap();
+    let mut command = output;
+    let output = command.current_dir(place.0.path()).args(["inspect", path, "--json"]).output().unwrap();
+    let inspected: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    inspected["tensors"].as_object().unwrap().keys().cloned().collect()
+}
+
+#[test]
+fn the_model_in_a_training_state_is_converted_without_its_prefix() {
+    let place = Place::new();
+    for (state, expected) in [("state.pt", "embedding.weight"), ("dcp-state", "tp.weight")] {
+        let target = format!("{state}-model");
+        // The name of a folder must not look like a file.
+        let target = target.replace('.', "-");
+        let text = place.run(&["convert", state, &target, "--to", "hf"]);
+        assert!(
+            text.contains("exit code 0") && text.contains("converting the model below `model`"),
+            "{text}"
+        );
+        assert!(text.contains("skipped: ") && text.contains("layers.0"), "{text}");
+        let names = names(&place, &target);
+        assert!(names.contains(&expected.to_owned()), "{names:?}");
+        assert!(
+            names.iter().all(|name| !name.starts_with("model.") && !name.starts_with("layers")),
+            "{names:?}"
+        );
+    }
+    // Formats that hold a whole training state keep all of it.
+    place.run(&["convert", "state.pt", "whole", "--to", "native"]);
+    assert!(names(&place, "whole").contains(&"model.embedding.weight".to_owned()));
+    place.run(&["convert", "state.pt", "part", "--to", "native", "--prefix", "layers"]);
+    assert_eq!(names(&place, "part"), ["0", "1.bias"]);
+    let text = place.run(&["convert", "state.pt", "none", "--to", "hf", "--prefix", "modle"]);
+    assert!(
+        text.contains("exit code 2") && text.contains("cannot find tensors with the prefix `modle`"),
+        "{text}"
+    );
+    assert!(text.contains("`model` (12 tensors)"), "{text}");
+    assert!(!place.path("none").exists());
+}
+
+#[test]
+fn a_folder_is_never_called_like_a_file() {
+    let place = Place::new();
+    for (target, reason) in [
+        ("x.gguf", "cannot convert to `x.gguf`: GGUF files cannot be written yet"),
+        ("x.safetensors", "cannot convert to `x.safetensors`: a folder is written, not a .safetensors file"),
+    ] {
+        let text = place.run(&["convert", "llama.safetensors", target, "--to", "hf"]);
+        assert!(text.contains("exit code 2") && text.contains(reason), "{text}");
+        assert!(text.contains("hint: "), "{text}");
+        assert!(!place.path(target).exists());
+    }
+}
+
+#[test]
+fn summaries_are_short_and_tables_fit_100_columns() {
+    let place = Place::new();
+    let long = format!("{}.q_proj.weight", "model.layers.7.a_very_long_name_of_a_module".repeat(4));
+    std::fs::write(place.path("a.safetensors"), safetensors(&[("a", 1.0), ("b", 2.0), (&long, 3.0)]))
+        .unwrap();
+    std::fs::write(place.path("b.safetensors"), safetensors(&[("a", 1.0), ("c", 2.0), (&long, 5.0)]))
+        .unwrap();
+    let text = place.run(&["fingerprint", "a.safetensors"]);
+    assert!(text.lines().count() == 4 && text.contains("(3 tensors, 12 B)"), "{text}");
+    assert_eq!(place.run(&["fingerprint", "a.safetensors", "--all"]).lines().count(), 7);
+    let summary = place.run(&["diff", "a.safetensors", "b.safetensors"]);
+    insta::assert_snapshot!(summary);
+    let all = place.run(&["diff", "a.safetensors", "b.safetensors", "--all"]);
+    assert!(all.lines().all(|line| line.chars().count() <= 100), "{all}");
+    assert!(
+        all.contains("…") && all.contains(".q_proj.weight") && all.contains("only in the first"),
+        "{all}"
+    );
 }

@@ -4,6 +4,8 @@
 //!   `cargo test -p weightloom --test it cli::`
 //! - `checkpoints`, `models`, `train`, `sway`, `quickstart`: the other commands.
 //! - `sway_tools`: `watch`, `pack`, `unpack` and `mine`.
+//! - `docs`, `examples`: every command and config that users are shown.
+//! - `located`: run folders, adapters and `org/name` in place of models.
 //! - `mpirun`: commands as ranks of an MPI job.
 //! - `verdicts`: sway on adapters with known effects.
 //! - `architecture`, `tidy`, `vocabulary`: rules of the workspace.
@@ -16,6 +18,12 @@
 mod architecture;
 mod checkpoints;
 mod cli;
+#[cfg(unix)]
+mod docs;
+mod examples;
+#[cfg(unix)]
+mod gguf_file;
+mod located;
 mod models;
 #[cfg(feature = "mpi")]
 mod mpirun;

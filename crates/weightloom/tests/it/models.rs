@@ -135,12 +135,11 @@ fn models() {
 #[test]
 fn mistakes() {
     let place = Place::new();
-    let lines: [&[&str]; 12] = [
+    let lines: [&[&str]; 11] = [
         &["generate", "smollm2_135m_instrukt", "hello"],
         &["generate", "HuggingFaceTB/SmolLM2-135M", "hello"],
         &["generate", "llama", "t1", "--chat"],
         &["generate", "llama", "t1", "--top-p", "2"],
-        &["generate", "adapter", "t1"],
         &["generate", "./gpt2", "t1", "--adapter", "adapter"],
         &["generate", "llama", "t1", "--tp", "0"],
         &["generate", "smollm2_135m", "hello"],
@@ -229,6 +228,43 @@ fn exported_models_are_the_same_models() {
     assert!(!place.path("merged.merged").exists());
 }
 
+#[test]
+fn a_gguf_file_is_not_exported_as_a_folder() {
+    let place = Place::new();
+    let text = place.run(&["export", "llama", "llama-out.gguf"]);
+    assert_eq!(
+        text,
+        "$ weightloom export llama llama-out.gguf\nexit code 2\n--- stderr\n\
+         error: cannot export to `llama-out.gguf`: GGUF files cannot be written yet\n\
+         hint: write the folder `llama-out`, and convert it with llama.cpp: `convert_hf_to_gguf.py llama-out`\n"
+    );
+    assert!(!place.path("llama-out.gguf").exists());
+}
+
+#[test]
+fn the_rank_of_an_adapter_is_checked() {
+    let place = Place::new();
+    let file = place.path("adapter/adapter_config.json");
+    let config: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let generate = ["generate", "llama", "t5 t6", "--adapter", "adapter", "--max-new-tokens", "8"];
+    let tokens = place.json(&generate)["tokens"].clone();
+    let mut other = config.clone();
+    other["r"] = json!(8);
+    std::fs::write(&file, other.to_string()).unwrap();
+    let text = place.run(&generate);
+    assert!(text.contains("exit code 2"), "{text}");
+    assert!(
+        text.contains("`r` is 8 in `adapter_config.json`, but the tensors of `model.layers.0."),
+        "{text}"
+    );
+    assert!(text.contains("have rank 4") && text.contains("set `r` to 4"), "{text}");
+    // A group of modules is read like their names.
+    let mut group = config;
+    group["target_modules"] = json!("all-linear");
+    std::fs::write(&file, group.to_string()).unwrap();
+    assert_eq!(place.json(&generate)["tokens"], tokens);
+}
+
 /// Started as a user would, asked once, and ended by a signal.
 #[test]
 #[cfg(unix)]
@@ -240,7 +276,7 @@ fn a_served_model_answers_and_ends_when_told() {
         .env("HOME", place.0.path())
         .env_remove("WEIGHTLOOM_API_KEY")
         .stdout(Stdio::piped())
-        .stderr(Stdio::null());
+        .stderr(Stdio::piped());
     let mut server = command.spawn().unwrap();
     let mut line = String::new();
     BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -263,4 +299,11 @@ fn a_served_model_answers_and_ends_when_told() {
     let told = std::process::Command::new("kill").args(["-TERM", &server.id().to_string()]).status();
     assert!(told.unwrap().success());
     assert_eq!(server.wait().unwrap().code(), Some(0));
+    // The log of requests.
+    let mut log = String::new();
+    server.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+    let record: Value = serde_json::from_str(log.lines().last().unwrap()).unwrap();
+    assert_eq!((&record["method"], &record["path"]), (&json!("POST"), &json!("/v1/completions")), "{log}");
+    assert_eq!((&record["status"], &record["completion_tokens"]), (&json!(200), &json!(3)), "{log}");
+    assert!(record["seconds"].as_f64().unwrap() > 0.0, "{log}");
 }

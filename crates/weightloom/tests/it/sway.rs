@@ -466,7 +466,7 @@ fn mistakes_of_the_command_line_are_reported_first() {
             &["gate", "--same", "model", "model", "--junit", "x", "--only", "y"],
         ),
         ("no such folder `nowhere`", &["gate", "--same", "model", "model", "--adapter", "nowhere"]),
-        ("not an adapter", &["gate", "--same", "model", "model", "--adapter", "model"]),
+        ("cannot use `model` as an adapter", &["gate", "--same", "model", "model", "--adapter", "model"]),
         ("use a number of at least 0", &["compare", "run.json", "run.json", "--fail-on-regression", "nan"]),
         (
             "use a number of at least 0",
@@ -637,4 +637,40 @@ fn checkpoints_of_a_training_run_are_judged() {
     let output = train("none.yaml");
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(2) && text.contains("weights_path"), "{text}");
+}
+
+#[test]
+fn a_training_run_reads_its_suite_from_a_file() {
+    let workspace = Workspace::new();
+    let train = |file: &str| {
+        let mut command = Command::cargo_bin("weightloom").unwrap();
+        command.current_dir(workspace.root.path()).args(["train", file]).output().unwrap()
+    };
+    // The models of the file are not those of the run, and need not exist.
+    let suite =
+        SUITE.replace("base: model", "base: elsewhere").replace("adapter: adapter", "adapter: nowhere");
+    workspace.write("sway.yaml", &suite);
+    workspace.write("run.yaml", &training("sway.yaml"));
+    let output = train("run.yaml");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("sway out/checkpoints/step_2: "), "{text}");
+    let report: Value = serde_json::from_str(&workspace.read("out/sway/step_2.json")).unwrap();
+    assert_eq!((report["base_model_id"].as_str(), records(&report).len()), (Some("model"), 4));
+    assert!(workspace.read("out/metrics.jsonl").contains("sway/probe/change"));
+
+    // Mistakes are reported before training.
+    workspace.write("lost.yaml", &training("lost-sway.yaml").replace("output_dir: out", "output_dir: odd"));
+    let output = train("lost.yaml");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && text.contains("lost-sway.yaml"), "{text}");
+    let both = training("sway.yaml\n      defaults: {seed: 1}");
+    workspace.write("both.yaml", &both.replace("output_dir: out", "output_dir: odd"));
+    let output = train("both.yaml");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        output.status.code() == Some(2) && text.contains("`train.eval.sway.defaults` has no effect"),
+        "{text}"
+    );
+    assert!(!workspace.file("odd").exists());
 }

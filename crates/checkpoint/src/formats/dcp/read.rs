@@ -14,6 +14,7 @@ use crate::formats::safetensors::{self, Header, TensorInfo};
 use crate::formats::torch::{Archive, dtype_of, place};
 use crate::formats::window::Window;
 use crate::index::{Blob, FileId, Format, Index, StoredFile, TensorEntry, Tile};
+use crate::model_part::PATHS;
 use crate::storage::Storage;
 
 /// The longest metadata file that is read: some hundred bytes per chunk.
@@ -69,7 +70,7 @@ pub fn read_folder(storage: &dyn Storage, descriptions: &[&str]) -> Result<Index
 fn notes(description: &Description<'_>) -> BTreeMap<String, String> {
     let version = description.version.map(|version| ("dcp.version".to_owned(), version.to_owned()));
     let paths = Some(&description.paths).filter(|paths| !paths.is_null());
-    version.into_iter().chain(paths.map(|paths| ("dcp.paths".to_owned(), paths.to_string()))).collect()
+    version.into_iter().chain(paths.map(|paths| (PATHS.to_owned(), paths.to_string()))).collect()
 }
 
 /// The files that items are in.

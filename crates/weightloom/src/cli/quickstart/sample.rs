@@ -9,6 +9,7 @@ use weightloom::nn::GenerateRequest;
 
 use crate::cli::failure::Failure;
 use crate::cli::generate::RunArgs;
+use crate::cli::located::OpenedModel;
 use crate::cli::output::Output;
 
 /// Prompts that both texts of the tour complete, each in its own way.
@@ -36,7 +37,8 @@ pub(super) fn samples(hub: &Hub, model: &Path, adapter: &Path) -> Result<Vec<Sam
 
 fn generate(hub: &Hub, model: &Path, adapter: Option<&Path>) -> Result<Vec<String>, Failure> {
     let model = hub.open(&model.display().to_string(), &())?;
-    let generator = RunArgs::with_adapter(adapter).generator(&model, None, Output::TEXT.quiet())?;
+    let opened = OpenedModel { model, adapter: adapter.map(Path::to_owned) };
+    let generator = RunArgs::plain().generator(&opened, None, Output::TEXT.quiet())?;
     let prompts = PROMPTS.iter().map(|prompt| generator.encode_prompt(prompt)).collect::<Result<_, _>>()?;
     let request = GenerateRequest { prompts, max_new_tokens: MAX_NEW_TOKENS, ..GenerateRequest::default() };
     let rows = generator.generate(&request, &StopCriteria::default(), |_| ControlFlow::Continue(()))?;

@@ -5,12 +5,14 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
+use weightloom::hub::{Hub, HubError, LocateError};
 use weightloom::sway::backend::build::check_adapter;
 use weightloom::sway::quick_check::{Light, QuickCheck};
 use weightloom::sway::{JudgeOptions, ProbeVerdict, Report, Statistics};
 
 use super::super::failure::Failure;
 use super::super::hub::{ArgumentError, HubArgs};
+use super::super::located::{OpenedModel, locate_checkpoint, location_text, note};
 use super::super::output::Output;
 use super::backend::build;
 use super::files::text_of;
@@ -20,12 +22,12 @@ use super::terminal;
 
 #[derive(Args)]
 pub(in crate::cli) struct CheckArgs {
-    /// Folder of the adapter, in PEFT's or MLX's format.
+    /// Adapter in PEFT's or MLX's format, or fine-tuned model: folder, run, or org/name.
     #[arg(value_hint = ValueHint::DirPath)]
-    adapter: PathBuf,
+    adapter: String,
 
     /// Base model [default: the one that adapter_config.json names].
-    #[arg(long, value_name = "ID", value_hint = ValueHint::AnyPath)]
+    #[arg(long, value_name = "NAME", value_hint = ValueHint::AnyPath)]
     base: Option<String>,
 
     /// File with one prompt per line [default: built-in prompts].
@@ -48,10 +50,11 @@ struct CheckOutput<'a> {
 }
 
 pub(super) fn run(args: &CheckArgs, output: Output) -> Result<ExitCode, Failure> {
-    check_adapter("ADAPTER", &args.adapter).map_err(|error| Failure::user(&error))?;
+    let hub = args.hub.hub()?;
+    let tuned = TunedModel::locate(&hub, &args.adapter, args.base.as_deref(), output)?;
     let check = QuickCheck {
-        adapter: &args.adapter,
-        base: args.base.clone(),
+        adapter: &tuned.path,
+        base: tuned.base,
         prompts: args.prompts.as_deref().map(prompts_of).transpose()?,
         statistics: args.statistics,
     };
@@ -65,6 +68,37 @@ pub(super) fn run(args: &CheckArgs, output: Output) -> Result<ExitCode, Failure>
     let shown = CheckOutput { light, sentence: sentence(light, &report), report: &report };
     output.show(&shown, |shown| format!("{}\n\n{}", shown.sentence, terminal::render_evidence(&report)))?;
     Ok(if light == Light::Red { ExitCode::from(1) } else { ExitCode::SUCCESS })
+}
+
+/// A fine-tuned model with its base.
+struct TunedModel {
+    path: PathBuf,
+    base: Option<String>,
+}
+
+impl TunedModel {
+    /// Locates an adapter or a model, and its base.
+    fn locate(hub: &Hub, name: &str, base: Option<&str>, output: Output) -> Result<Self, Failure> {
+        let located = locate_checkpoint(hub, name, output)?;
+        let path = PathBuf::from(location_text(&located));
+        let base = match base {
+            Some(base) => Some(OpenedModel::name(hub, base, output)?),
+            None if located.is_adapter() => match hub.locate(&location_text(&located), &()) {
+                Ok(found) => {
+                    note(&found.steps, output);
+                    Some(found.model)
+                }
+                // Reported with the option of this command.
+                Err(HubError::Locate(LocateError::NoBase { .. })) => None,
+                Err(error) => return Err(error.into()),
+            },
+            None => None,
+        };
+        if located.is_adapter() || !path.join("config.json").is_file() {
+            check_adapter("ADAPTER", &path).map_err(|error| Failure::user(&error))?;
+        }
+        Ok(Self { path, base })
+    }
 }
 
 /// The lines of a file that are not blank.

@@ -8,13 +8,15 @@ use serde_json::json;
 use weightloom::sway::convert_adapter::{AdapterFormat, ConvertError, Overwrite, convert_adapter};
 
 use super::super::failure::Failure;
+use super::super::hub::HubArgs;
+use super::super::located::{locate_checkpoint, location_text};
 use super::super::output::{Output, bytes, counted};
 
 #[derive(Args)]
 pub(in crate::cli) struct ConvertAdapterArgs {
-    /// Folder of the adapter.
+    /// Adapter: folder, the run that trained it, or org/name.
     #[arg(value_hint = ValueHint::DirPath)]
-    source: PathBuf,
+    source: String,
 
     /// Folder to write.
     #[arg(value_hint = ValueHint::DirPath)]
@@ -41,11 +43,12 @@ pub(super) fn run(args: &ConvertAdapterArgs, output: Output) -> Result<ExitCode,
         TargetFormat::Mlx => AdapterFormat::Mlx,
     };
     let overwrite = if args.overwrite { Overwrite::Replace } else { Overwrite::Refuse };
-    let done =
-        convert_adapter(&args.source, &args.target, format, overwrite).map_err(|error| match error {
-            ConvertError::Source(error) => Failure::from(error),
-            other => Failure::user(&other),
-        })?;
+    let located = locate_checkpoint(&HubArgs::default().hub()?, &args.source, output)?;
+    let source = PathBuf::from(location_text(&located));
+    let done = convert_adapter(&source, &args.target, format, overwrite).map_err(|error| match error {
+        ConvertError::Source(error) => Failure::from(error),
+        other => Failure::user(&other),
+    })?;
     let weights = done.weights.display().to_string();
     let answer = json!({"weights": weights, "modules": done.modules, "bytes": done.bytes});
     output.show(&answer, |_| {

@@ -4,12 +4,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
+use weightloom::hub::Hub;
 use weightloom::sway::report::compare::Comparison;
 use weightloom::sway::suite::{SuiteOverrides, TunedSide};
 use weightloom::sway::{Backend, JudgeOptions, PreparedSuite, ProbeVerdict, Report, Statistics};
 
 use super::super::failure::Failure;
 use super::super::hub::HubArgs;
+use super::super::located::{locate_checkpoint, location_text};
 use super::super::output::Output;
 use super::backend::build;
 use super::compare::{RegressionArgs, comparison_text};
@@ -22,13 +24,13 @@ pub(in crate::cli) struct DiffArgs {
     #[arg(value_hint = ValueHint::FilePath)]
     spec: PathBuf,
 
-    /// Folder of the first adapter or model.
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    a: PathBuf,
+    /// First adapter or model: folder, run, card or org/name.
+    #[arg(long, value_name = "NAME", value_hint = ValueHint::DirPath)]
+    a: String,
 
-    /// Folder of the second adapter or model.
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    b: PathBuf,
+    /// Second adapter or model.
+    #[arg(long, value_name = "NAME", value_hint = ValueHint::DirPath)]
+    b: String,
 
     /// Override the suite's category weights: adherence=0.5,ablation=0.
     #[arg(long, value_name = "K=V,…", value_hint = ValueHint::Other)]
@@ -54,11 +56,8 @@ pub(super) fn run(args: &DiffArgs, output: Output) -> Result<ExitCode, Failure> 
     if output.is_json() {
         Output::TEXT.show(&comparison.to_json(), |text| text.trim_end().to_owned())?;
     } else {
-        let mut lines = vec![
-            format!("a  {}", args.a.display()),
-            format!("b  {}", args.b.display()),
-            comparison_text(&comparison),
-        ];
+        let mut lines =
+            vec![format!("a  {}", args.a), format!("b  {}", args.b), comparison_text(&comparison)];
         for (label, report) in &runs {
             let failed = report.probes.iter().filter(|record| record.verdict == ProbeVerdict::Error);
             lines.extend(failed.map(|record| format!("{label}: {}: {}", record.name, record.message)));
@@ -76,15 +75,17 @@ pub(super) fn run(args: &DiffArgs, output: Output) -> Result<ExitCode, Failure> 
 /// The suite with another fine-tuned model, and its backend.
 fn prepared(
     args: &DiffArgs,
-    folder: &Path,
+    name: &str,
     output: Output,
 ) -> Result<(PreparedSuite, Box<dyn Backend>), Failure> {
+    let hub = args.hub.hub()?;
     let overrides = SuiteOverrides {
         statistics: args.statistics,
-        tuned: Some(side(folder)),
+        tuned: Some(side(&hub, name, output)?),
         ..SuiteOverrides::default()
     };
-    let prepared = prepare(read_suite(&args.spec, &overrides)?, args.weights.as_deref())?;
+    let suite = read_suite(&args.spec, &overrides, &hub, output)?;
+    let prepared = prepare(suite, args.weights.as_deref())?;
     let backend = build(&prepared.suite, &args.hub, output)?;
     Ok((prepared, backend))
 }
@@ -99,13 +100,11 @@ fn judged(
     run_suite(&prepared, &mut *backend, &options, output)
 }
 
-/// An adapter, unless the folder holds a model.
-pub(super) fn side(folder: &Path) -> TunedSide {
-    let name = folder.display().to_string();
-    let exists = |file: &str| folder.join(file).exists();
-    if exists("config.json") && !exists("adapter_config.json") {
-        TunedSide::Model(name)
-    } else {
-        TunedSide::Adapter(name)
-    }
+/// An adapter, unless the name is that of a model.
+pub(super) fn side(hub: &Hub, name: &str, output: Output) -> Result<TunedSide, Failure> {
+    let located = locate_checkpoint(hub, name, output)?;
+    let place = location_text(&located);
+    // A folder with neither config is reported as an adapter that lacks one.
+    let is_model = !located.is_adapter() && Path::new(&place).join("config.json").exists();
+    Ok(if is_model { TunedSide::Model(place) } else { TunedSide::Adapter(place) })
 }

@@ -58,7 +58,7 @@ pub(super) fn run(args: &GateArgs, output: Output) -> Result<ExitCode, Failure> 
         let fact = format!("--threshold {threshold} is outside the range of scores");
         return Err(Failure::user(&ArgumentError { fact, fix: Some("give a score from 0 to 1".to_owned()) }));
     }
-    let prepared = args.judge.prepare(spec)?;
+    let prepared = args.judge.prepare(spec, output)?;
     if prepared.entries.iter().all(|entry| !entry.enabled) {
         // A gate that measures nothing must not pass.
         let fact = format!("`{}` runs no probe, so the gate cannot pass", spec.display());

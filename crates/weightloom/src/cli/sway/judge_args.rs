@@ -13,10 +13,11 @@ use weightloom::hub::Hub;
 use weightloom::launch::Launch;
 use weightloom::sway::backend::ranks::{RankedBackend, follow};
 use weightloom::sway::suite::SuiteOverrides;
-use weightloom::sway::{BackendError, JudgeOptions, PreparedSuite, Report, Statistics, Suite};
+use weightloom::sway::{BackendError, JudgeOptions, LocatedModels, PreparedSuite, Report, Statistics, Suite};
 
 use super::super::failure::Failure;
 use super::super::hub::{ArgumentError, HubArgs};
+use super::super::located::note;
 use super::super::output::{Format, Output, counted, table};
 use super::backend::{build, check};
 use super::files::{check_target, put};
@@ -121,9 +122,10 @@ impl JudgeArgs {
         self.hub.hub()
     }
 
-    pub(super) fn prepare(&self, file: &Path) -> Result<PreparedSuite, Failure> {
+    pub(super) fn prepare(&self, file: &Path, output: Output) -> Result<PreparedSuite, Failure> {
         let overrides = SuiteOverrides { statistics: self.statistics, ..SuiteOverrides::default() };
-        prepare(read_suite(file, &overrides)?, self.weights.as_deref())
+        let suite = read_suite(file, &overrides, &self.hub()?, output)?;
+        prepare(suite, self.weights.as_deref())
     }
 
     /// Checks the names and files that the command line gives.
@@ -211,10 +213,28 @@ impl JudgeArgs {
     }
 }
 
-/// Reads a suite from its file.
-pub(super) fn read_suite(file: &Path, overrides: &SuiteOverrides) -> Result<Suite, Failure> {
+/// Reads a suite from its file, with the newest checkpoints of run folders.
+pub(super) fn read_suite(
+    file: &Path,
+    overrides: &SuiteOverrides,
+    hub: &Hub,
+    output: Output,
+) -> Result<Suite, Failure> {
     let variable = |name: &str| std::env::var(name).ok();
-    Suite::read_file_with(file, overrides, &variable).map_err(|error| Failure::user(&error))
+    let read = |overrides: &SuiteOverrides| {
+        Suite::read_file_with(file, overrides, &variable).map_err(|error| Failure::user(&error))
+    };
+    let suite = read(overrides)?;
+    let located = LocatedModels::of(&suite, hub).map_err(|error| Failure::user(&error))?;
+    if located.overrides == SuiteOverrides::default() {
+        return Ok(suite);
+    }
+    note(&located.steps, output);
+    read(&SuiteOverrides {
+        statistics: overrides.statistics,
+        base: located.overrides.base.or_else(|| overrides.base.clone()),
+        tuned: located.overrides.tuned.or_else(|| overrides.tuned.clone()),
+    })
 }
 
 /// Shows what a suite would run.

@@ -58,7 +58,7 @@ impl RunArgs {
 
 pub(super) fn run(args: &RunArgs, output: Output) -> Result<ExitCode, Failure> {
     let output = args.judge.output(output);
-    let prepared = args.judge.prepare(&args.spec)?;
+    let prepared = args.judge.prepare(&args.spec, output)?;
     if args.dry_run {
         return args.judge.dry_run(&prepared, output);
     }

@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use clap::{Args, ValueHint};
 use serde::Serialize;
 use weightloom::checkpoint::{Source, fingerprint};
-use weightloom::hub::Model;
 use weightloom::sway::backend::build::check_adapter;
 use weightloom::sway::backend::local::{LocalBackend, LocalOptions, Tuned};
 use weightloom::sway::sameness::{
@@ -16,7 +15,8 @@ use weightloom::sway::sameness::{
 use weightloom::sway::{Distribution, View};
 
 use super::super::failure::Failure;
-use super::super::hub::{ArgumentError, Downloads};
+use super::super::hub::ArgumentError;
+use super::super::located::OpenedModel;
 use super::super::output::Output;
 use super::super::progress::Progress;
 use super::check::prompts_of;
@@ -30,8 +30,8 @@ pub(super) struct SameArgs {
     same: Vec<String>,
 
     /// Apply this adapter to A, for a B that it was merged into.
-    #[arg(long, value_name = "DIR", requires = "same", value_hint = ValueHint::DirPath)]
-    adapter: Option<PathBuf>,
+    #[arg(long, value_name = "ADAPTER", requires = "same", value_hint = ValueHint::DirPath)]
+    adapter: Option<String>,
 
     /// Largest mean divergence, in nats, at which two models count as the same.
     #[arg(long, value_name = "F", requires = "same", default_value_t = DEFAULT_MARGIN, value_hint = ValueHint::Other)]
@@ -66,15 +66,15 @@ pub(super) fn run(args: &SameArgs, judge: &JudgeArgs, output: Output) -> Result<
         Some(file) => prompts_of(file)?,
         None => default_prompts(),
     };
-    if let Some(adapter) = &args.adapter {
+    let hub = judge.hub()?;
+    let one = OpenedModel::open(&hub, first, args.adapter.as_deref(), output)?;
+    let other = OpenedModel::open(&hub, second, None, output)?;
+    if let Some(adapter) = &one.adapter {
         check_adapter("--adapter", adapter).map_err(|error| Failure::user(&error))?;
     }
-    let hub = judge.hub()?;
-    let open = |name: &String| -> Result<Model, Failure> { Ok(hub.open(name, &Downloads::new(output))?) };
-    let (one, other) = (open(first)?, open(second)?);
-    let identical = match args.adapter {
-        Some(_) => None,
-        None => identical(one.source(), other.source(), output)?,
+    let identical = match (&one.adapter, &other.adapter) {
+        (None, None) => identical(one.model.source(), other.model.source(), output)?,
+        _ => None,
     };
     let mut shown = SameOutput {
         first: first.clone(),
@@ -84,13 +84,9 @@ pub(super) fn run(args: &SameArgs, judge: &JudgeArgs, output: Output) -> Result<
         behaviour: None,
     };
     if !shown.same {
-        let (tuned, view) = match &args.adapter {
-            Some(folder) => (Tuned::Adapter(folder.clone()), View::Tuned),
-            None => (Tuned::None, View::Base),
-        };
         // One after the other, so that only one is in memory.
-        let before = distributions(one, tuned, &view, &prompts, output)?;
-        let after = distributions(other, Tuned::None, &View::Base, &prompts, output)?;
+        let before = distributions(one, &prompts, output)?;
+        let after = distributions(other, &prompts, output)?;
         let asked: Vec<PromptPair> = prompts
             .iter()
             .zip(before.into_iter().zip(after))
@@ -122,15 +118,17 @@ fn identical(first: &Source, second: &Source, output: Output) -> Result<Option<b
 }
 
 fn distributions(
-    model: Model,
-    tuned: Tuned,
-    view: &View,
+    OpenedModel { model, adapter }: OpenedModel,
     prompts: &[String],
     output: Output,
 ) -> Result<Vec<Distribution>, Failure> {
+    let (tuned, view) = match adapter {
+        Some(folder) => (Tuned::Adapter(folder), View::Tuned),
+        None => (Tuned::None, View::Base),
+    };
     let mut backend = LocalBackend::new("hf", model, tuned, LocalOptions::default())
         .map_err(|error| Failure::user(&error))?;
-    let found = next_tokens(&mut backend, view, prompts, &mut SuiteProgress::new(output));
+    let found = next_tokens(&mut backend, &view, prompts, &mut SuiteProgress::new(output));
     found.map_err(|error| match &error {
         SamenessError::Backend(error) => Failure::operational_with_hint(error),
         _ => Failure::check(error.to_string()),

@@ -13,7 +13,7 @@ use weightloom::checkpoint::SavedCheckpoint;
 use weightloom::sway::runner::{CancelFlag, RunError};
 use weightloom::sway::suite::SuiteOverrides;
 use weightloom::sway::watch::RunWatch;
-use weightloom::sway::{Decision, JudgeError, JudgeOptions, Report, judge};
+use weightloom::sway::{Decision, JudgeError, JudgeOptions, Report, Suite, judge};
 use weightloom::train::is_running;
 
 use super::super::failure::Failure;
@@ -99,8 +99,10 @@ pub(super) fn run(args: &WatchArgs, output: Output) -> Result<ExitCode, Failure>
         Failure::user(&ArgumentError { fact, fix: Some("give seconds, such as 5".to_owned()) })
     })?;
     let mut watch = RunWatch::new(&args.run).map_err(|error| Failure::user(&error))?;
-    // Report errors in the suite now, not after the first checkpoint.
-    prepare(read_suite(&args.suite, &SuiteOverrides::default())?, None)?;
+    // Report errors in the suite now, not after the first checkpoint. The run may
+    // have none yet, so models are not looked for.
+    let variable = |name: &str| std::env::var(name).ok();
+    prepare(Suite::read_file(&args.suite, &variable).map_err(|error| Failure::user(&error))?, None)?;
     let stop = stop_signal()?;
     let mut exit = ExitCode::SUCCESS;
     loop {
@@ -154,8 +156,10 @@ fn report(
     stop: &Arc<AtomicBool>,
     output: Output,
 ) -> Result<Report, Unjudged> {
-    let overrides = SuiteOverrides { tuned: Some(side(checkpoint)), ..SuiteOverrides::default() };
-    let mut prepared = prepare(read_suite(&args.suite, &overrides)?, None)?;
+    let hub = args.hub.hub()?;
+    let tuned = side(&hub, &checkpoint.display().to_string(), output.quiet())?;
+    let overrides = SuiteOverrides { tuned: Some(tuned), ..SuiteOverrides::default() };
+    let mut prepared = prepare(read_suite(&args.suite, &overrides, &hub, output.quiet())?, None)?;
     let mut backend = build(&prepared.suite, &args.hub, output)?;
     let options = JudgeOptions {
         cache: CacheUse::Cached.folder(&mut prepared),

@@ -1,8 +1,8 @@
 //! `train.eval.sway`: evaluating each checkpoint of a run with a sway suite.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use weightloom::sway::suite::{SuiteOverrides, TunedSide};
 use weightloom::sway::{JudgeOptions, PreparedSuite, ProbeVerdict, Report, Suite, judge};
 use weightloom::train::TrainError;
@@ -19,11 +19,36 @@ const NAME: &str = "train.eval.sway";
 
 /// Compares checkpoints with the initial weights of the run.
 pub(super) struct SwayEvaluator {
-    suite: String,
+    suite: SuiteSource,
     base: String,
     trained: Trained,
     hub: HubArgs,
     output: Output,
+}
+
+/// Where the suite is.
+enum SuiteSource {
+    /// In the config, as JSON.
+    Inline(String),
+    /// In a file, relative to the working folder as the data are.
+    File(PathBuf),
+}
+
+impl SuiteSource {
+    fn of(suite: &Map<String, Value>) -> Result<Self, Failure> {
+        if let Some(Value::String(file)) = suite.get("suite") {
+            if let Some(key) = suite.keys().find(|key| *key != "suite") {
+                let fact = format!("`{NAME}.{key}` has no effect, because `{NAME}.suite` names a file");
+                let fix = Some(format!("set `{key}` in `{file}`"));
+                return Err(Failure::user(&ArgumentError { fact, fix }));
+            }
+            return Ok(Self::File(file.into()));
+        }
+        let mut suite = Value::Object(suite.clone());
+        // Placeholders: the overrides of each checkpoint replace both.
+        suite["models"] = json!({"base": {"base": "base"}, "ft": {"base": "base", "adapter": "adapter"}});
+        Ok(Self::Inline(suite.to_string()))
+    }
 }
 
 /// What a checkpoint of the run contains.
@@ -43,11 +68,9 @@ impl SwayEvaluator {
             let fix = Some("set `model.weights_path`, or remove the suite".to_owned());
             return Err(Failure::user(&ArgumentError { fact, fix }));
         };
-        let mut suite = Value::Object(suite.clone());
-        // Placeholders: the overrides of each checkpoint replace both.
-        suite["models"] = json!({"base": {"base": "base"}, "ft": {"base": "base", "adapter": "adapter"}});
+        let suite = SuiteSource::of(suite)?;
         let trained = if config.model.lora.is_some() { Trained::Adapter } else { Trained::Model };
-        let evaluator = Self { suite: suite.to_string(), base, trained, hub: hub.clone(), output };
+        let evaluator = Self { suite, base, trained, hub: hub.clone(), output };
         evaluator.prepare_suite(Path::new("checkpoint"))?;
         Ok(Some(evaluator))
     }
@@ -61,9 +84,11 @@ impl SwayEvaluator {
         let overrides =
             SuiteOverrides { base: Some(self.base.clone()), tuned: Some(tuned), ..SuiteOverrides::default() };
         let variable = |name: &str| std::env::var(name).ok();
-        let suite = Suite::read_with(&self.suite, Path::new(NAME), &overrides, &variable)
-            .map_err(|error| Failure::user(&error))?;
-        prepare(suite, None)
+        let suite = match &self.suite {
+            SuiteSource::Inline(text) => Suite::read_with(text, Path::new(NAME), &overrides, &variable),
+            SuiteSource::File(file) => Suite::read_file_with(file, &overrides, &variable),
+        };
+        prepare(suite.map_err(|error| Failure::user(&error))?, None)
     }
 
     fn report(&self, checkpoint: &Path) -> Result<Report, Failure> {

@@ -11,4 +11,4 @@ mod kinds;
 mod lives;
 mod meshes;
 mod mistakes;
-mod place;
+pub mod place;

@@ -1,0 +1,181 @@
+//! Names of run folders and adapters.
+
+use std::fs;
+use std::path::Path;
+
+use weightloom_errors::Hint;
+use weightloom_hub::cards::{CardSource, CardStore};
+use weightloom_hub::fetch::{FetchSettings, NetworkAccess};
+use weightloom_hub::{
+    Families, Hub, HubError, LocateError, LocateStep, LocatedModel, ModelLocation, adapter_folder,
+    newest_checkpoint,
+};
+
+/// A safetensors file without tensors.
+const EMPTY: &str = "\u{2}\0\0\0\0\0\0\0{}";
+
+fn hub(folder: &Path) -> Hub {
+    let mut settings = FetchSettings::in_folders(folder.join("hub"), folder.join("own"));
+    settings.network = NetworkAccess::Offline;
+    let cards = CardStore::new([CardSource::built_in(&[("a.yaml", "name: small\n")])]);
+    Hub::new(cards, Families::new(), Ok(settings))
+}
+
+fn write(folder: &Path, name: &str, text: &str) {
+    let path = folder.join(name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+fn adapter(folder: &Path, name: &str, base: &str) {
+    let config = format!("{{\"base_model_name_or_path\": {base:?}}}");
+    write(folder, &format!("{name}/adapter_config.json"), &config);
+    write(folder, &format!("{name}/adapter_model.safetensors"), EMPTY);
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn a_run_folder_means_its_newest_complete_checkpoint() {
+    let place = tempfile::tempdir().unwrap();
+    let run = place.path().join("runs/x");
+    write(&run, "metrics.jsonl", "");
+    let error = newest_checkpoint(&run).unwrap_err();
+    assert!(matches!(error, HubError::Locate(LocateError::NoCheckpoint { .. })), "{error}");
+    assert!(error.hint().unwrap().contains("save_steps"));
+    for step in [2, 10] {
+        write(&run, &format!("checkpoints/step_{step}/weightloom.json"), "{}");
+        write(&run, &format!("checkpoints/step_{step}/config.json"), "{}");
+    }
+    // Being written.
+    write(&run, "checkpoints/step_20/model.safetensors", "");
+    let newest = run.join("checkpoints/step_10");
+    let hub = hub(place.path());
+    for given in [run.clone(), run.join("checkpoints")] {
+        let located = hub.locate(text(&given), &()).unwrap();
+        assert_eq!((located.model.as_str(), located.adapter), (text(&newest), None));
+        let step = LocateStep::Newest { run: given.clone(), checkpoint: newest.clone() };
+        assert_eq!(located.steps, std::slice::from_ref(&step));
+        assert!(step.to_string().contains("the newest checkpoint of"), "{step}");
+        assert_eq!(hub.fetch(text(&given), &()).unwrap().location, ModelLocation::Path(newest.clone()));
+        assert_eq!(
+            hub.locate_checkpoint(text(&given), &()).unwrap().location,
+            ModelLocation::Path(newest.clone())
+        );
+    }
+    // A checkpoint, a folder of something else and a card mean themselves.
+    write(place.path(), "plain/file.txt", "");
+    for given in [text(&newest), text(&place.path().join("plain")), "small"] {
+        let plain = LocatedModel { model: given.to_owned(), adapter: None, steps: Vec::new() };
+        assert_eq!(hub.locate(given, &()).unwrap(), plain);
+    }
+}
+
+#[test]
+fn an_adapter_means_its_base_with_the_adapter() {
+    let place = tempfile::tempdir().unwrap();
+    let here = place.path();
+    let hub = hub(here);
+    write(here, "model/config.json", "{}");
+    let model = here.join("model");
+    adapter(here, "absolute", text(&model));
+    adapter(here, "beside", "../model");
+    adapter(here, "card", "small");
+    write(here, "run/checkpoints/step_3/weightloom.json", "{}");
+    adapter(here, "run/checkpoints/step_3", text(&model));
+    let beside = here.join("beside/../model");
+    for (name, folder, base) in [
+        ("absolute", "absolute", text(&model)),
+        ("absolute/adapter_model.safetensors", "absolute", text(&model)),
+        ("beside", "beside", text(&beside)),
+        ("card", "card", "small"),
+        ("run", "run/checkpoints/step_3", text(&model)),
+    ] {
+        let located = hub.locate(text(&here.join(name)), &()).unwrap();
+        assert_eq!((located.model.as_str(), located.adapter), (base, Some(here.join(folder))), "{name}");
+        let last = located.steps.last().unwrap().to_string();
+        assert!(last.contains(&format!("using {base}, the base model of adapter")), "{last}");
+        assert_eq!(adapter_folder(&here.join(name)).unwrap(), here.join(folder));
+    }
+    // A base that is a run folder.
+    write(here, "pre/checkpoints/step_7/weightloom.json", "{}");
+    adapter(here, "of_run", text(&here.join("pre")));
+    let located = hub.locate(text(&here.join("of_run")), &()).unwrap();
+    assert_eq!(
+        (located.model.as_str(), located.steps.len()),
+        (text(&here.join("pre/checkpoints/step_7")), 2)
+    );
+}
+
+#[test]
+fn adapters_without_a_usable_base_are_errors() {
+    let place = tempfile::tempdir().unwrap();
+    let here = place.path();
+    let hub = hub(here);
+    let locate = |name: &str| match hub.locate(text(&here.join(name)), &()).unwrap_err() {
+        HubError::Locate(error) => error,
+        other => panic!("{other}"),
+    };
+    write(here, "none/adapter_config.json", r#"{"base_model_name_or_path": null}"#);
+    assert_eq!(locate("none"), LocateError::NoBase { adapter: here.join("none") });
+    assert!(locate("none").hint().unwrap().contains("name the base model"));
+    write(here, "odd/adapter_config.json", "[]");
+    assert!(matches!(locate("odd"), LocateError::Config { .. }));
+    adapter(here, "lost", "/nowhere/model");
+    let error = locate("lost");
+    assert!(error.to_string().contains("cannot open base model `/nowhere/model` of adapter"), "{error}");
+    adapter(here, "stacked", text(&here.join("lost")));
+    assert!(matches!(locate("stacked"), LocateError::Stacked { .. }));
+    // A model is not an adapter.
+    write(here, "model/config.json", "{}");
+    let error = adapter_folder(&here.join("model")).unwrap_err();
+    assert!(error.hint().unwrap().contains("use it as the model"), "{error}");
+}
+
+#[test]
+fn a_bare_name_that_is_nowhere_says_so() {
+    let place = tempfile::tempdir().unwrap();
+    let hub = hub(place.path());
+    for error in [
+        hub.locate("runs/my-adaptr", &()).unwrap_err(),
+        hub.locate_adapter("runs/my-adaptr", &()).unwrap_err(),
+        hub.fetch_tokenizer("runs/my-adaptr", &()).unwrap_err(),
+    ] {
+        let HubError::BareRepository { source, .. } = &error else { panic!("{error}") };
+        assert!(source.to_string().contains("in offline mode"), "{source}");
+        assert_eq!(
+            error.to_string(),
+            "cannot find file or folder `runs/my-adaptr`, nor fetch it from Hugging Face"
+        );
+        assert!(error.hint().unwrap().contains("HF_HUB_OFFLINE"));
+    }
+    // A full address was not meant as a path.
+    let error = hub.fetch("hf://runs/my-adaptr", &()).unwrap_err();
+    assert!(matches!(error, HubError::Fetch(_)), "{error}");
+}
+
+#[test]
+fn a_bare_name_is_found_in_the_cache() {
+    let place = tempfile::tempdir().unwrap();
+    let root = place.path().join("hub/models--org--tiny");
+    write(&root, "refs/main", "0123456789012345678901234567890123456789");
+    let snapshot = root.join("snapshots/0123456789012345678901234567890123456789");
+    write(&snapshot, "config.json", "{}");
+    write(&snapshot, "tokenizer.json", "{}");
+    write(&snapshot, "model.safetensors", EMPTY);
+    let hub = hub(place.path());
+    let fetched = hub.fetch("org/tiny", &()).unwrap().location;
+    assert_eq!(fetched, ModelLocation::Path(snapshot.clone()));
+    assert_eq!(hub.fetch_tokenizer("org/tiny", &()).unwrap(), ModelLocation::Path(snapshot));
+    assert_eq!(hub.locate("org/tiny", &()).unwrap().model, "org/tiny");
+    // An adapter in the cache means its base.
+    let root = place.path().join("hub/models--org--lora");
+    write(&root, "refs/main", "0123456789012345678901234567890123456789");
+    let snapshot = root.join("snapshots/0123456789012345678901234567890123456789");
+    adapter(&root, "snapshots/0123456789012345678901234567890123456789", "org/tiny");
+    let located = hub.locate("org/lora", &()).unwrap();
+    assert_eq!((located.model.as_str(), located.adapter), ("org/tiny", Some(snapshot.clone())));
+    assert_eq!(hub.locate_adapter("org/lora", &()).unwrap().location, ModelLocation::Path(snapshot));
+}
