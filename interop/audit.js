@@ -188,7 +188,7 @@
       const verdicts = ["pass", "fail", "warn", "skip", "error", "inconclusive"];
       if (!verdicts.includes(words(cell.textContent))) problems.push(`${named(cell)} is not a verdict`);
     }
-    for (const [tag, line] of [["del", "line-through"], ["ins", "underline"]]) {
+    for (const [tag, line] of [["del", "underline"], ["ins", "underline"]]) {
       const plain = all(tag).some((element) => !getComputedStyle(element).textDecorationLine.includes(line));
       if (plain) problems.push(`<${tag}> has no line`);
       // Most screen readers do not announce these elements.

@@ -25,6 +25,7 @@ pub use self::margin::Margins;
 use self::pairing::Pairing;
 pub use self::trade_off::{Estimate, TradeOff, TradeOffPoint};
 use super::Report;
+use crate::category::Category;
 use crate::probe::ItemResults;
 use crate::record::{ProbeVerdict, Record};
 
@@ -67,7 +68,7 @@ pub struct Step {
     pub from: String,
     /// The name of the second run.
     pub to: String,
-    /// One for each probe, in the order of the names.
+    /// One for each probe but draws of noise, in the order of the names.
     pub effects: Vec<Effect>,
 }
 
@@ -109,7 +110,10 @@ impl Comparison {
             from: pair[0].0.clone(),
             to: pair[1].0.clone(),
             effects: Effect::all(
-                names.iter().map(|name| (*name, record(&pair[0].1, name), record(&pair[1].1, name))),
+                names
+                    .iter()
+                    .map(|name| (*name, record(&pair[0].1, name), record(&pair[1].1, name)))
+                    .filter(|(_, before, after)| !is_baseline(before.or(*after))),
                 &margins,
             ),
         };
@@ -152,6 +156,11 @@ impl Comparison {
 
 fn record<'a>(run: &'a Report, name: &str) -> Option<&'a Record> {
     run.probes.iter().find(|record| record.name == name)
+}
+
+/// Draws of noise are neither better nor worse.
+fn is_baseline(record: Option<&Record>) -> bool {
+    record.is_some_and(|record| record.category() == Category::Baseline)
 }
 
 fn regressions(step: &Step) -> Vec<Regression> {

@@ -2,6 +2,7 @@
 
 use super::toy::Recipe;
 use super::{RUNS, World};
+use crate::backend::Capability;
 use crate::numbers::pcg64::Pcg64;
 use crate::report::Report;
 use crate::report::compare::{Comparison, Margins, Outcome};
@@ -12,6 +13,8 @@ const EARLY: usize = 30;
 
 /// A report after some steps of the recipe, from a seed.
 fn trained(world: &mut World, steps: usize, seed: u64) -> (String, Report) {
+    // A comparison of runs needs no noise, which takes most of the time.
+    world.toy.description.capabilities.remove(&Capability::MatchedNoise);
     let document = world.document.concat();
     let recipe = Recipe { steps, rate: 0.5, init: 0.03 };
     world.toy.train_by(&document, &recipe, &mut Pcg64::new(seed));

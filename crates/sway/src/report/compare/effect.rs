@@ -90,7 +90,7 @@ impl fmt::Display for Outcome {
             Self::Worse => "worse",
             Self::Better => "better",
             Self::Changed => "changed",
-            Self::Unchanged => "no proven change",
+            Self::Unchanged => "not proven",
             Self::NotCompared => "not compared",
         })
     }

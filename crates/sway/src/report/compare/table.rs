@@ -45,7 +45,7 @@ impl Comparison {
     }
 
     /// The value of a probe in each run. Those of the last two are over the items
-    /// that both have; earlier ones over the items of their own step.
+    /// that both have; earlier ones over those common with the next run.
     fn values(&self, effect: &Effect) -> Vec<Option<f64>> {
         if effect.basis == Basis::Scores {
             return self.scores.get(&effect.name).cloned().unwrap_or_default();

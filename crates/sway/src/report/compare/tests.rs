@@ -86,7 +86,7 @@ fn equal_runs_have_not_changed() {
 }
 
 #[test]
-fn a_proven_loss_within_the_margin_is_no_regression() {
+fn a_proven_loss_within_the_margin_passes() {
     let at = |value: f64| items(Better::Higher, (0..50).map(|index| value + 0.001 * f64::from(index % 3)));
     let small = compared_items(&at(-1.0), &at(-1.05));
     assert_eq!(small.latest()[0].outcome, Outcome::Worse);
