@@ -160,7 +160,7 @@ fn tool_calls_contribute() {
 fn a_conversation_without_assistant_messages_is_dropped_and_its_roles_are_named() {
     let sampler = sampler(Around::Bos, CHATML);
     let of = |roles: &[&str]| {
-        let messages = roles.iter().map(|role| Message::new(*role, "q")).collect();
+        let messages = roles.iter().map(|role| Message::new(role, "q")).collect();
         let sample = sample(&sampler, Content::Chat { messages, tools: None }).unwrap();
         (sample.status, sample.unknown_roles.into_iter().collect::<Vec<_>>().join(","))
     };
