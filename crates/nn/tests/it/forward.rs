@@ -138,7 +138,7 @@ fn wrong_document_starts_are_refused() {
         decoder.forward(input, ForwardArgs { documents, cache, ..ForwardArgs::default() }).unwrap_err()
     };
     let error = forward(&[0; 3], None).to_string();
-    assert_eq!(error, "cannot pack rows by document starts of (1, 3) i64: expected (1, 7) i64");
+    assert_eq!(error, "cannot pack rows by document starts of 1x3 i64: expected 1x7 i64");
     let error = forward(&[0; 7], Some(&mut Cache::new(1, 8))).to_string();
     assert_eq!(error, "cannot append packed rows to a cache");
     assert!(forward(&[0, 0, 1, 1, 1, 1, 1], None).to_string().contains("index 1 at position 2"));

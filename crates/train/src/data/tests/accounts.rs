@@ -248,7 +248,7 @@ fn examples_show_what_is_trained_on() {
     assert!(examples[5].full_length > 0 && examples[5].origin.ends_with("b-roles.jsonl:1"));
     assert!(shown(7).contains("assistant\n⟦hi<|im_end|>⟧"), "{}", shown(7));
     let all = loader.examples(1000).unwrap();
-    assert_eq!(all.len(), 29);
+    assert_eq!(all.len(), 28);
     // Of a long text, the first row is shown.
     let text = all.iter().find(|example| example.origin.ends_with("h-text.txt:1")).unwrap();
     assert_eq!((text.tokens > 100, text.complete), (true, false));

@@ -84,3 +84,30 @@ fn an_adapter_goes_on_on_any_mesh() {
     let lora = "model.lora={rank: 3, target_modules: [q_proj, down_proj]}";
     lives_on_every_mesh(&place, &["model.weights_path=./first/checkpoints/step_2", lora]);
 }
+
+/// All documents in one packed row are learnt as if each had a row.
+#[test]
+fn a_packed_run_computes_what_an_unpacked_run_computes() {
+    let place = Place::new();
+    let first = |more: &[&str]| {
+        let ended = place.train(&[&["train.max_steps=1"], more].concat());
+        assert_eq!(ended["data"]["used"], 8, "{ended}");
+        let record = place.records("out").remove(0);
+        place.remove("out");
+        ["loss", "gradient_norm"].map(|key| record[key].as_f64().unwrap())
+    };
+    let alone = ["data.packing=false", "data.max_seq_len=64", "train.global_batch_size=8"];
+    let packed = ["data.packing=true", "data.max_seq_len=455", "train.global_batch_size=1"];
+    let expected = first(&alone);
+    for mesh in [
+        &[][..],
+        &["--ranks", "2", "train.accelerator.tp=2"],
+        &["--ranks", "2", "train.accelerator.pp=2"],
+        &["train.gradient_checkpointing=full"],
+    ] {
+        let found = first(&[&packed[..], mesh].concat());
+        for (found, expected) in found.iter().zip(expected) {
+            assert!((found / expected - 1.0).abs() < 1e-5, "{mesh:?}: {found} {expected}");
+        }
+    }
+}
