@@ -1,7 +1,5 @@
 //! Integration tests of the binary and the facade, and rules of the workspace.
 //!
-//! - `cli`: help, errors, layouts, doctor. Runs without the `mpi` feature:
-//!   `cargo test -p weightloom --test it cli::`
 //! - `checkpoints`, `models`, `train`, `sway`, `quickstart`: the other commands.
 //! - `sway_tools`: `watch`, `pack`, `unpack` and `mine`.
 //! - `docs`, `examples`: every command and config that users are shown.
@@ -17,7 +15,6 @@
 
 mod architecture;
 mod checkpoints;
-mod cli;
 #[cfg(unix)]
 mod docs;
 mod examples;

@@ -1,4 +1,7 @@
-//! Help, errors, layouts, doctor and completions.
+//! Help, errors, layouts, doctor and completions: a smoke test of the binary,
+//! which `./test quick` runs too, and `./test` also without the `mpi` feature.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 use std::fmt::Write as _;
 
