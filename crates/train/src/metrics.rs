@@ -50,6 +50,14 @@ impl SinkKind {
             Self::Tensorboard => Box::new(TensorBoard::open(&folder.join("tensorboard"), after)?),
         })
     }
+
+    /// The file, or the command that shows the metrics of a run in this folder.
+    pub fn how_to_view(self, folder: &str) -> String {
+        match self {
+            Self::Jsonl => format!("{folder}/metrics.jsonl"),
+            Self::Tensorboard => format!("tensorboard --logdir {folder}/tensorboard"),
+        }
+    }
 }
 
 /// The metrics of one step. Unmeasured values are omitted.

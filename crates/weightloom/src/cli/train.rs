@@ -388,6 +388,8 @@ struct Summary {
     checkpoint: Option<PathBuf>,
     save_stall_seconds: f64,
     output_dir: String,
+    /// Where to find the metrics.
+    metrics: Vec<String>,
     adapter: bool,
     weights: Option<String>,
     /// Whether prompts are user messages.
@@ -411,6 +413,10 @@ impl Summary {
             checkpoint: outcome.checkpoint.clone(),
             save_stall_seconds: outcome.stall,
             output_dir: config.train.checkpoint.output_dir.clone(),
+            metrics: {
+                let folder = &config.train.checkpoint.output_dir;
+                config.train.logging.report_to.iter().map(|sink| sink.how_to_view(folder)).collect()
+            },
             adapter: config.model.lora.is_some(),
             weights: config.model.weights_path.clone(),
             chat: outcome.prompt_style == PromptStyle::Chat,
@@ -446,9 +452,8 @@ fn text(summary: &Summary, options: &str) -> String {
     if summary.steps_done > 0 {
         lines.extend(summary.data.iter().flat_map(|data| read_lines("data", data)));
     }
-    lines.push(format!(
-        "metrics: {0}/metrics.jsonl, tensorboard --logdir {0}/tensorboard",
-        summary.output_dir
-    ));
+    if !summary.metrics.is_empty() {
+        lines.push(format!("metrics: {}", summary.metrics.join(", ")));
+    }
     lines.join("\n")
 }

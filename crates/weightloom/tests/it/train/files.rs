@@ -44,6 +44,18 @@ fn a_run_tells_programs_how_it_goes() {
 }
 
 #[test]
+fn a_run_names_only_the_metrics_that_it_writes() {
+    let place = Place::new();
+    let run = |sinks: &str| {
+        let sinks = format!("train.logging.report_to={sinks}");
+        place.run(&["train", "run.yaml", &sinks, "train.checkpoint.output_dir=one"])
+    };
+    assert!(!run("[]").contains("metrics:"));
+    let text = run("[jsonl]");
+    assert!(text.contains("metrics: one/metrics.jsonl\n"), "{text}");
+}
+
+#[test]
 fn a_run_leaves_these_files() {
     let place = Place::new();
     place.train(&MEASURED);
