@@ -32,6 +32,7 @@ pub use replay::Replay;
 use crate::answer::Answer;
 use crate::backend::{Backend, Description};
 use crate::cache;
+use crate::chat::ChatSupport;
 use crate::error::QueryError;
 use crate::judge::{JudgeOptions, PreparedSuite, judge};
 use crate::packs::Packs;
@@ -104,6 +105,8 @@ pub struct Manifest {
     pub backend: Description,
     /// The layers that the backend knows.
     pub layers: Vec<String>,
+    /// What the backend knows about chats with the model.
+    pub chat: ChatSupport,
     /// Fingerprints of the models, as `weightloom fingerprint` prints them: `base`
     /// and `ft`.
     pub fingerprints: BTreeMap<String, String>,
@@ -145,6 +148,7 @@ impl Archive {
             packs: prepared.packs.origin.clone(),
             backend: backend.description().clone(),
             layers: backend.layers(),
+            chat: backend.chat_support(),
             fingerprints: packing.fingerprints,
             files: BTreeMap::new(),
         };

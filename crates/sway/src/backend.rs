@@ -11,7 +11,7 @@ pub mod ranks;
 pub mod sentence_encoder;
 mod subset;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod tokenizer_match;
 
 use std::collections::BTreeSet;

@@ -35,7 +35,7 @@ pub enum ChatMode {
 }
 
 /// What a backend knows about chats with its model.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChatSupport {
     /// How the model is used.
     pub usage: ChatUsage,
@@ -44,7 +44,8 @@ pub struct ChatSupport {
 }
 
 /// How a model is used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ChatUsage {
     /// Without messages: there is no chat template.
     #[default]

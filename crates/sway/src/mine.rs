@@ -26,10 +26,13 @@ use self::similarity::WordIndex;
 use crate::answer_store::AnswerStore;
 use crate::backend::{Backend, Capability};
 use crate::cache::Cache;
+use crate::chat::ChatSettings;
 use crate::numbers::permutation_test::permutation_test;
 use crate::numbers::{DivergenceKind, mean};
+use crate::prompt::Prompt;
 use crate::question::{Query, Question};
 use crate::runner::{Observer, answer_all};
+use crate::statistics::Statistics;
 use crate::view::View;
 
 /// The fewest prompts in each half.
@@ -174,21 +177,25 @@ fn measure(
     observer: &mut dyn Observer,
 ) -> Result<Vec<MinedPrompt>, MineError> {
     let whole = backend.description().capabilities.contains(&Capability::FullVocabulary);
-    let next = |view: &View, prompt: &str| {
-        Question::new(view, Query::Next { prompt: prompt.into(), top_k: mining.top_k })
+    // As the suite that is written asks them.
+    let rendering = ChatSettings::default().rendering(None, &backend.chat_support(), Statistics::Paired);
+    let rendered: Vec<Prompt> =
+        prompts.iter().map(|prompt| rendering.apply(&Prompt::from(prompt.as_str()))).collect();
+    let next = |view: &View, prompt: &Prompt| {
+        Question::new(view, Query::Next { prompt: prompt.clone(), top_k: mining.top_k })
     };
-    let questions: Vec<Question> = prompts
+    let questions: Vec<Question> = rendered
         .iter()
         .flat_map(|prompt| match whole {
             true => {
-                let query = Query::Divergence { prompt: prompt.as_str().into(), from: View::Base };
+                let query = Query::Divergence { prompt: prompt.clone(), from: View::Base };
                 vec![Question::new(&View::Tuned, query)]
             }
             false => vec![next(&View::Base, prompt), next(&View::Tuned, prompt)],
         })
         .collect();
     let answers = answer_all(&questions, backend, cache, observer)?;
-    let divergence = |prompt: &str, answers: &AnswerStore| -> Option<f64> {
+    let divergence = |prompt: &Prompt, answers: &AnswerStore| -> Option<f64> {
         if whole {
             return answers.divergence(&View::Tuned, &View::Base, prompt).ok().map(|found| found.js);
         }
@@ -196,8 +203,8 @@ fn measure(
         let tuned = answers.next_token(&View::Tuned, prompt, mining.top_k).ok()?;
         DivergenceKind::Js.between(base, tuned).ok()
     };
-    let found = prompts.iter().filter_map(|prompt| {
-        let divergence = divergence(prompt, &answers).filter(|found| found.is_finite())?;
+    let found = prompts.iter().zip(&rendered).filter_map(|(prompt, rendered)| {
+        let divergence = divergence(rendered, &answers).filter(|found| found.is_finite())?;
         Some(MinedPrompt { prompt: (*prompt).clone(), divergence })
     });
     Ok(found.collect())

@@ -4,6 +4,7 @@ use super::Answers;
 use crate::answer::Answer;
 use crate::backend::{AnswerSink, Backend, Description};
 use crate::cache::Cache;
+use crate::chat::ChatSupport;
 use crate::error::{BackendError, QueryError};
 use crate::question::Question;
 
@@ -80,6 +81,10 @@ impl Backend for Recording<'_> {
 
     fn layers(&self) -> Vec<String> {
         self.inner.layers()
+    }
+
+    fn chat_support(&self) -> ChatSupport {
+        self.inner.chat_support()
     }
 
     /// Passed by the run that filled the cache, if there is one.

@@ -2,6 +2,7 @@
 
 use super::{Answers, Manifest};
 use crate::backend::{AnswerSink, Backend, Description};
+use crate::chat::ChatSupport;
 use crate::error::{BackendError, QueryError};
 use crate::question::Question;
 
@@ -38,6 +39,10 @@ impl Backend for Replay<'_> {
 
     fn layers(&self) -> Vec<String> {
         self.manifest.layers.clone()
+    }
+
+    fn chat_support(&self) -> ChatSupport {
+        self.manifest.chat.clone()
     }
 
     fn preflight(&mut self) -> Result<(), BackendError> {

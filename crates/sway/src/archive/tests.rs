@@ -7,7 +7,10 @@ use weightloom_errors::Hint;
 
 use super::*;
 use crate::backend::dummy::Dummy;
+use crate::backend::testing::ChatDummy;
 use crate::cache::Cache;
+use crate::prompt::Prompt;
+use crate::question::Query;
 
 const TEXT: &str = r#"
 models:
@@ -89,6 +92,23 @@ fn cached_answers_are_packed_without_asking() {
     // Failures are not cached, so they are asked again.
     let failures = packed.answers.values().filter(|answer| answer.is_err()).count();
     assert_eq!(backend.answered - asked, failures);
+}
+
+#[test]
+fn chats_are_packed_and_reproduced_as_chats() {
+    let mut backend = ChatDummy::default();
+    let prepared = prepared();
+    let packing =
+        Packing { prepared: &prepared, text: TEXT.to_owned(), document: None, fingerprints: BTreeMap::new() };
+    let packed = Archive::pack(packing, Recording::new(&mut backend, None)).unwrap();
+    let is_chat = |question: &Question| {
+        matches!(&question.query, Query::Divergence { prompt: Prompt::Messages(_), .. })
+    };
+    assert!(packed.answers.keys().any(is_chat));
+    let read = Archive::read(&packed.to_bytes().unwrap()).unwrap();
+    let report = read.reproduce().unwrap();
+    assert_eq!(read.differences(&report), [""; 0]);
+    assert_eq!(report.backend, read.report.backend);
 }
 
 /// A tar file with one entry more than [`NAMES`] allows.

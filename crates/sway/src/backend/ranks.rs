@@ -12,6 +12,7 @@ use weightloom_gang::{Gang, GangError, GangExt as _};
 
 use super::{AnswerSink, Backend, Description};
 use crate::answer::Answer;
+use crate::chat::ChatSupport;
 use crate::error::{BackendError, QueryError};
 use crate::question::{Query, Question};
 
@@ -208,6 +209,10 @@ impl Backend for RankedBackend {
         self.inner.layers()
     }
 
+    fn chat_support(&self) -> ChatSupport {
+        self.inner.chat_support()
+    }
+
     fn preflight(&mut self) -> Result<(), BackendError> {
         let shares = self.run(&Task::Preflight, &mut NoAnswers)?;
         match shares.into_iter().find_map(|share| share.failure) {
@@ -246,10 +251,11 @@ mod tests {
 
     use std::path::Path;
 
-    use weightloom_gang::{GangOptions, threads};
+    use weightloom_gang::{GangOptions, solo, threads};
 
     use super::*;
     use crate::backend::dummy::Dummy;
+    use crate::backend::testing::ChatDummy;
     use crate::view::View;
     use crate::{JudgeOptions, PreparedSuite, Report, Suite, judge};
 
@@ -300,6 +306,14 @@ suite:
             assert_eq!(untimed(&report.unwrap()), untimed(&alone), "{ranks}");
             assert!(counts[1..].iter().all(|answered| *answered > 0), "{counts:?}");
         }
+    }
+
+    #[test]
+    fn chats_are_known_on_ranks() {
+        let alone = ChatDummy::default();
+        let ranked = RankedBackend::new(Box::new(ChatDummy::default()), solo(GangOptions::default()));
+        assert_eq!(ranked.chat_support(), alone.chat_support());
+        assert_ne!(ranked.chat_support(), Dummy::default().chat_support());
     }
 
     #[test]

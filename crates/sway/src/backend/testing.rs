@@ -1,7 +1,9 @@
-//! Collects the answers of a backend in tests.
+//! Backends and their answers in tests.
 
-use super::{AnswerSink, Backend};
+use super::dummy::Dummy;
+use super::{AnswerSink, Backend, Description};
 use crate::answer::Answer;
+use crate::chat::{ChatSupport, ChatUsage};
 use crate::error::{BackendError, QueryError};
 use crate::question::{Query, Question};
 use crate::view::View;
@@ -33,4 +35,31 @@ pub(super) fn ask_one(backend: &mut dyn Backend, view: &View, query: Query) -> R
     let (mut answers, result) = ask(backend, &[Question::new(view, query)]);
     assert_eq!(result, Ok(()));
     answers.remove(0).expect("an answer")
+}
+
+/// Canned answers of a model that is used for chats.
+#[derive(Default)]
+pub(crate) struct ChatDummy {
+    pub(crate) inner: Dummy,
+    /// All questions so far.
+    pub(crate) asked: Vec<Question>,
+}
+
+impl Backend for ChatDummy {
+    fn description(&self) -> &Description {
+        self.inner.description()
+    }
+
+    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), BackendError> {
+        self.asked.extend_from_slice(questions);
+        self.inner.answer(questions, sink)
+    }
+
+    fn chat_support(&self) -> ChatSupport {
+        ChatSupport::new(ChatUsage::Chat, "a test says so")
+    }
+
+    fn preflight(&mut self) -> Result<(), BackendError> {
+        Ok(())
+    }
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use super::*;
 use crate::backend::dummy::{Canned, Dummy, over_eight};
+use crate::backend::testing::ChatDummy;
 use crate::suite::Suite;
 
 const SUBJECTS: [&str; 4] = ["horses", "ships", "bread", "rivers"];
@@ -88,4 +89,16 @@ fn the_suite_has_prompts_of_the_test_half_only() {
     }
     let listed = prompts.iter().filter(|prompt| text.contains(&format!("\"{prompt}\""))).count();
     assert_eq!(listed, 2 * found.predicted.len());
+}
+
+#[test]
+fn chat_models_are_asked_in_chats() {
+    let prompts = prompts(80);
+    let mut chats = ChatDummy::default();
+    let mining = Mining { prompts: &prompts, top: 4, top_k: 256, seed: 0 };
+    mine(&mining, &mut chats, None, &mut ()).unwrap();
+    let is_chat = |question: &Question| {
+        matches!(&question.query, Query::Divergence { prompt: Prompt::Messages(_), .. })
+    };
+    assert!(chats.asked.len() == 80 && chats.asked.iter().all(is_chat));
 }
