@@ -170,3 +170,47 @@ pub(super) fn read_lines(name: &str, read: &DocumentsRead) -> Vec<String> {
     lines.extend(dropped_line(&read.dropped));
     lines
 }
+
+#[cfg(test)]
+mod tests {
+    use weightloom::train::data::{DropReason, LengthBin, Passage};
+
+    use super::*;
+
+    #[test]
+    fn trained_tokens_are_in_brackets_and_green_on_a_terminal() {
+        let passage = |text: &str, trained| Passage { text: text.to_owned(), trained };
+        let shown = Example {
+            origin: "a.jsonl:1".to_owned(),
+            status: DocumentStatus::Whole,
+            tokens: 3,
+            trained_tokens: 1,
+            full_length: 3,
+            passages: vec![passage("question ", false), passage("answer", true)],
+            complete: true,
+        };
+        assert_eq!(example(&shown, Colour::Off), "a.jsonl:1 (3 tokens, 1 trained)\nquestion ⟦answer⟧");
+        assert!(example(&shown, Colour::On).ends_with("question \u{1b}[32m⟦answer⟧\u{1b}[0m"));
+        let dropped = Example { status: DocumentStatus::Dropped(DropReason::AnswerCutOff), ..shown };
+        assert!(
+            example(&dropped, Colour::Off)
+                .contains("(dropped: answer cut off by `data.max_seq_len`; 3 tokens)")
+        );
+    }
+
+    #[test]
+    fn the_cut_off_lies_between_the_bars() {
+        let bin = |from, to, documents| LengthBin { from, to, documents };
+        let lengths = LengthHistogram {
+            limit: 9,
+            bins: vec![bin(0, 4, 0), bin(5, 9, 80), bin(10, 18, 1)],
+            longest: 12,
+        };
+        let bar = "█".repeat(40);
+        let expected = format!(
+            "documents by length in tokens\n   5–9  {bar} 80\n  ───── data.max_seq_len: 8\n  10–18 █ 1"
+        );
+        assert_eq!(histogram(&lengths), expected);
+        assert_eq!(histogram(&LengthHistogram::default()), "documents by length in tokens");
+    }
+}
