@@ -294,7 +294,7 @@
   // The contents of the page, for comparison with the report.
   const contents = () => ({
     verdict: words(document.querySelector("h1").textContent),
-    score: words(document.querySelector(".score").textContent),
+    score: words(document.querySelector(".score")?.textContent ?? ""),
     grade: document.querySelector(".banner").classList[1],
     questions: all(".question").map((question) => words(question.textContent)),
     answers: all(".said").map((answer) => words(answer.textContent)),
@@ -325,7 +325,7 @@
   window.audit = {
     textContrast, shapeContrast, overflow, squeezed, labels, tables, structure, beyondColour, printed, motion, foreign,
     focusable, focused, arrived, wide, enter, moved, contents, all,
-    colours: () => ["body", "a", "thead th"].map((one) => {
+    colours: () => ["body", "a", "thead th"].filter((one) => document.querySelector(one)).map((one) => {
       const style = getComputedStyle(document.querySelector(one));
       return [style.color, style.backgroundColor].join(" on ");
     }),

@@ -1,6 +1,6 @@
 //! Comparisons as tables, for the terminal and Markdown.
 
-use super::{Basis, Comparison, Effect};
+use super::{Basis, Comparison, Effect, Outcome};
 use crate::probe::ItemResults;
 use crate::report::format;
 
@@ -57,14 +57,19 @@ impl Comparison {
         earlier.chain([effect.before, effect.after]).collect()
     }
 
-    /// What a reader should know in sentences: regressions, lost items, probes
-    /// that newly fail to run.
+    /// What a reader should know in sentences: regressions, other losses, lost
+    /// items, probes that newly fail to run.
     pub fn sentences(&self) -> Vec<String> {
         let mut lines: Vec<String> =
             self.latest_regressions.iter().map(|one| format!("regression: {}", one.sentence)).collect();
-        let counted = self.latest().iter().filter(|effect| effect.lost.is_some());
-        let others = counted.filter(|one| self.latest_regressions.iter().all(|known| known.name != one.name));
-        lines.extend(others.map(Effect::sentence));
+        for effect in self.latest() {
+            match effect.outcome {
+                Outcome::Regression => {}
+                Outcome::Worse => lines.push(format!("worse, within the margin: {}", effect.sentence())),
+                _ if effect.lost.is_some() => lines.push(effect.sentence()),
+                _ => {}
+            }
+        }
         lines.extend(self.latest_errors.iter().map(|name| format!("{name} could not run")));
         lines
     }

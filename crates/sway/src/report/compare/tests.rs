@@ -90,6 +90,11 @@ fn a_proven_loss_within_the_margin_passes() {
     let at = |value: f64| items(Better::Higher, (0..50).map(|index| value + 0.001 * f64::from(index % 3)));
     let small = compared_items(&at(-1.0), &at(-1.05));
     assert_eq!(small.latest()[0].outcome, Outcome::Worse);
+    let sentences = small.sentences();
+    assert!(
+        sentences[0].starts_with("worse, within the margin: facts: lost 0.050 nats per token"),
+        "{sentences:?}"
+    );
     assert!(!small.is_worse());
     let runs = [-1.0, -1.05].map(|value| {
         ("run".to_owned(), Report { probes: vec![measured("facts", &at(value))], ..Report::default() })
@@ -223,7 +228,10 @@ fn checkpoints_are_plotted_by_what_they_learned_and_forgot() {
     let svg = trade_off.to_svg();
     assert!(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\" "), "{svg}");
     assert_eq!(svg.matches("<circle class=\"dot\"").count(), 3);
-    assert!(svg.contains(">run 2</text>") && !svg.contains("NaN"));
+    for label in ["run 0", "run 1", "run 2"] {
+        assert!(svg.contains(&format!(">{label}</text>")), "{svg}");
+    }
+    assert!(!svg.contains("NaN"));
     let page = comparison.to_html().unwrap();
     for forbidden in ["<script", "http://", "https://", "<link", "url("] {
         assert!(!page.contains(forbidden), "{forbidden}");

@@ -117,16 +117,22 @@ impl TradeOff {
         for (point, (x, y)) in self.points.iter().zip(places) {
             let label = cropped(&point.label, LABEL_CHARS);
             let width = width_of(&label);
+            // Curves rise, so there is most room below them, and to the left above.
             let spots = [
-                (Anchor::Start, x + 9.0, y - 6.0),
-                (Anchor::End, x - 9.0, y - 6.0),
                 (Anchor::Start, x + 9.0, y + 18.0),
+                (Anchor::End, x - 9.0, y - 6.0),
+                (Anchor::Start, x + 9.0, y - 6.0),
                 (Anchor::End, x - 9.0, y + 18.0),
+                (Anchor::Middle, *x, y + 28.0),
+                (Anchor::Middle, *x, y - 14.0),
+                (Anchor::Middle, *x, y + 48.0),
+                (Anchor::Middle, *x, y - 34.0),
             ];
             for (anchor, at, baseline) in spots {
                 let from = match anchor {
                     Anchor::End => at - width,
-                    Anchor::Start | Anchor::Middle => at,
+                    Anchor::Middle => at - width / 2.0,
+                    Anchor::Start => at,
                 };
                 let area = [from, baseline - LABEL_HEIGHT + 4.0, from + width, baseline + 4.0];
                 let inside = area[0] >= LEFT && area[2] <= WIDTH && area[1] >= 20.0 && area[3] <= BOTTOM;
