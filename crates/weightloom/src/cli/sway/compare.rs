@@ -7,7 +7,7 @@ use std::str::FromStr;
 use clap::{Args, ValueHint};
 use thiserror::Error;
 use weightloom::errors::Hint;
-use weightloom::sway::report::compare::{Comparison, Margins};
+use weightloom::sway::report::compare::{Comparison, Margins, TradeOff};
 
 use super::super::failure::Failure;
 use super::super::output::{Output, table};
@@ -149,7 +149,7 @@ pub(super) fn run(args: &CompareArgs, output: Output) -> Result<ExitCode, Failur
 
 fn plot(comparison: &Comparison, file: &Path) -> Result<ExitCode, Failure> {
     let drawn = match PlotFormat::of(file)? {
-        PlotFormat::Svg => comparison.trade_off.as_ref().map(|trade_off| trade_off.to_svg()),
+        PlotFormat::Svg => comparison.trade_off.as_ref().map(TradeOff::to_svg),
         PlotFormat::Html => comparison.to_html(),
     };
     let no_points = || Failure::user(&PlotError::NoPoints { file: file.display().to_string() });
