@@ -4,6 +4,7 @@ use super::toy::Recipe;
 use super::{RUNS, World};
 use crate::backend::Capability;
 use crate::numbers::pcg64::Pcg64;
+use crate::probe::ItemResults;
 use crate::report::Report;
 use crate::report::compare::{Comparison, Margins, Outcome};
 
@@ -51,4 +52,17 @@ fn an_over_trained_checkpoint_is_a_loss_with_its_interval() {
         }
     }
     assert!(found >= 190, "{found} of {RUNS}");
+}
+
+#[test]
+fn a_run_keeps_every_item_of_every_probe() {
+    let mut world = World::new(7);
+    let (_, run) = trained(&mut world, EARLY, 1);
+    let counts =
+        [("delta", 16), ("sections", 5), ("cases", 6), ("choices", 10), ("drift", 60), ("neutral", 12)];
+    for (name, count) in counts {
+        let record = run.probes.iter().find(|record| record.name == name).unwrap();
+        let results = record.evidence.read::<ItemResults>().unwrap();
+        assert_eq!(results.items.len(), count, "{name}");
+    }
 }
