@@ -56,7 +56,8 @@ pub(super) fn run(args: &PackArgs, output: Output) -> Result<ExitCode, Failure> 
     }
     check_target(&out)?;
     let text = text_of(&args.spec)?;
-    let mut prepared = prepare(read_suite(&args.spec, &SuiteOverrides::default(), &args.hub.hub()?, output)?, None)?;
+    let mut prepared =
+        prepare(read_suite(&args.spec, &SuiteOverrides::default(), &args.hub.hub()?, output)?, None)?;
     let document = match &prepared.suite.source {
         Some(file) if prepared.document.is_some() => {
             let read = std::fs::read(file).map_err(FileError::while_trying_to("read", file));
