@@ -7,13 +7,14 @@
 
 mod headline;
 
+use std::cmp::Ordering;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 pub use headline::AnsweredQuestion;
 
-use crate::probe::{NullComparison, TaughtWordsOnly};
+use crate::probe::{NullComparison, RawLimit, TaughtWordsOnly};
 use crate::record::{ProbeVerdict, Record};
 use crate::score::LEVEL;
 
@@ -70,15 +71,17 @@ pub struct Verdict {
     pub memorized: Conclusion,
     /// Did it lose what it knew?
     pub damaged: Conclusion,
+    /// Names of all entries that failed.
+    pub failed: Vec<String>,
 }
 
 /// How good a verdict is, for colours and exit codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Grade {
-    /// Learned, and no damage where it was tested.
+    /// Learned, no damage where it was tested, and no probe failed.
     Healthy,
-    /// Something is undecided or was not tested.
+    /// Something is undecided, was not tested, or failed without proving damage.
     Unclear,
     /// Indistinguishable from noise, or nothing was learned.
     Ineffective,
@@ -121,14 +124,20 @@ impl Grade {
 impl Verdict {
     /// The verdict of records.
     ///
-    /// Both statistics decide by the verdicts of probes. Paired tests also count
-    /// a claim of learning that noise does not reach as a change.
+    /// The verdicts of probes decide, and under the reference statistics the limits
+    /// of those that look for harm. Paired tests also count a claim of learning
+    /// that noise does not reach as a change.
     pub fn of(records: &[Record]) -> Self {
         Self {
             changed: changed(records),
             learned: learned(records),
             memorized: memorized(records),
             damaged: damaged(records),
+            failed: records
+                .iter()
+                .filter(|record| outcome(record) == ProbeVerdict::Fail)
+                .map(|record| record.name.clone())
+                .collect(),
         }
     }
 
@@ -140,7 +149,9 @@ impl Verdict {
             (_, _, _, Decision::Yes) => Grade::Damaged,
             (_, _, Decision::Yes, _) => Grade::Memorized,
             (Decision::No, ..) | (_, Decision::No, ..) => Grade::Ineffective,
-            (Decision::Yes, Decision::Yes, Decision::No | Decision::NotTested, Decision::No) => {
+            (Decision::Yes, Decision::Yes, Decision::No | Decision::NotTested, Decision::No)
+                if self.failed.is_empty() =>
+            {
                 Grade::Healthy
             }
             _ => Grade::Unclear,
@@ -160,7 +171,7 @@ impl<'a> Votes<'a> {
     fn of(records: impl Iterator<Item = &'a Record>) -> Self {
         let mut votes = Self::default();
         for record in records {
-            match record.verdict {
+            match outcome(record) {
                 ProbeVerdict::Pass => votes.passed.push(record),
                 ProbeVerdict::Fail => votes.failed.push(record),
                 // A probe that could not run leaves its question open.
@@ -187,6 +198,22 @@ impl<'a> Votes<'a> {
             _ => yes.iter().chain(no).chain(undecided),
         };
         Conclusion { decision, evidence: evidence.map(|record| fact(record)).collect() }
+    }
+}
+
+/// The verdict of a record. The reference asks probes of harm for more than no
+/// harm (three deviations above small noise), so that harmless models fail:
+/// there the limit decides, not the verdict.
+fn outcome(record: &Record) -> ProbeVerdict {
+    let of_harm = matches!(record.about().aspect, Aspect::Damage | Aspect::Memorization);
+    let judged = matches!(record.verdict, ProbeVerdict::Pass | ProbeVerdict::Fail | ProbeVerdict::Warn);
+    let tested = record.p_value.is_some();
+    match (record.raw, record.evidence.read::<RawLimit>()) {
+        (Some(raw), Some(limit)) if of_harm && judged && !tested => match limit.holds(raw) {
+            true => ProbeVerdict::Pass,
+            false => ProbeVerdict::Fail,
+        },
+        _ => record.verdict,
     }
 }
 
@@ -218,9 +245,18 @@ fn changed(records: &[Record]) -> Conclusion {
     Votes::conclude(&yes, &votes.failed, &votes.undecided)
 }
 
+/// The majority of the probes that decide. A model that was only damaged may
+/// still prefer some taught answers, so one pass among failures proves nothing.
 fn learned(records: &[Record]) -> Conclusion {
-    let votes = Votes::of(of_aspect(records, Aspect::Learning));
-    Votes::conclude(&votes.passed, &votes.failed, &votes.undecided)
+    let Votes { passed, failed, undecided } = Votes::of(of_aspect(records, Aspect::Learning));
+    match passed.len().cmp(&failed.len()) {
+        Ordering::Greater => Votes::conclude(&passed, &failed, &undecided),
+        Ordering::Less => {
+            let against = Votes::conclude(&failed, &passed, &undecided);
+            Conclusion { decision: Decision::No, ..against }
+        }
+        Ordering::Equal => Votes::conclude(&[], &[], &[passed, failed, undecided].concat()),
+    }
 }
 
 fn memorized(records: &[Record]) -> Conclusion {

@@ -112,6 +112,15 @@ impl RawLimit {
     pub fn below(raw_limit: f64) -> Self {
         Self { raw_limit, raw_passes: PassingSide::Below }
     }
+
+    /// Whether a number passes. The limit itself does where more is better, as
+    /// in the names of the fields (`gte`, `lt`).
+    pub fn holds(&self, raw: f64) -> bool {
+        match self.raw_passes {
+            PassingSide::Above => raw >= self.raw_limit,
+            PassingSide::Below => raw < self.raw_limit,
+        }
+    }
 }
 
 /// z-scores against noise of several ranks, under the reference statistics.

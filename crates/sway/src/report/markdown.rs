@@ -49,7 +49,7 @@ impl Report {
         };
         line("Base", &self.base_model_id);
         line("Adapter", &format::adapter(&self.adapter_id));
-        if self.has_results() {
+        if self.has_score() {
             line("Score", &format!("{:.2} of 1", self.score.overall));
         }
         line("Statistics", &self.statistics.to_string());

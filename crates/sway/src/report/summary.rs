@@ -11,6 +11,13 @@ impl Report {
         self.probes.iter().any(|record| !matches!(record.verdict, ProbeVerdict::Error | ProbeVerdict::Skip))
     }
 
+    /// Whether any category that counts has a result. If none does, a score of 0
+    /// would be misleading.
+    pub fn has_score(&self) -> bool {
+        let weighs = |name: &str| self.score.weights.get(name).is_some_and(|weight| *weight > 0.0);
+        self.score.components.keys().any(|name| weighs(name) && self.component(name).is_some())
+    }
+
     /// Whether the backend failed its preflight check.
     pub fn preflight_failed(&self) -> bool {
         self.probes.iter().any(|record| record.kind == "preflight" && record.verdict == ProbeVerdict::Error)

@@ -34,6 +34,9 @@ impl Verdict {
 
     fn unclear(&self) -> &'static str {
         match (self.changed.decision, self.learned.decision, self.damaged.decision) {
+            (Decision::Yes, Decision::Yes, Decision::No) if !self.failed.is_empty() => {
+                "learned without damage, but a probe failed"
+            }
             (_, Decision::Yes, Decision::NotTested) => "learned; damage not tested",
             (_, Decision::Yes, Decision::Undecided) => "learned; damage undecided",
             (Decision::Yes, Decision::NotTested, Decision::No) => {
@@ -54,7 +57,11 @@ impl Verdict {
             first.make_ascii_uppercase();
         }
         let [change, learning, damage] = self.answers();
-        format!("{label}: the model {change}, {learning}, and {damage}.")
+        let failed = match self.grade() {
+            Grade::Unclear if !self.failed.is_empty() => format!(" Failed: {}.", self.failed.join(", ")),
+            _ => String::new(),
+        };
+        format!("{label}: the model {change}, {learning}, and {damage}.{failed}")
     }
 
     /// The questions in the order of the headline. Memorization is a question

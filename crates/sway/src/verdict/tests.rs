@@ -107,6 +107,31 @@ fn a_probe_that_could_not_run_leaves_its_question_open() {
     assert_eq!(Verdict::of(&all).grade(), Grade::Damaged);
 }
 
+/// `gate` refuses a failed probe, so the headline must not praise the model.
+#[test]
+fn a_failed_probe_is_not_healthy() {
+    let mut all = records(Pass, Pass, Pass, Pass);
+    all.push(record("adapter_ablation", Fail, "R² 0.4"));
+    let verdict = Verdict::of(&all);
+    assert_eq!(verdict.label(), "learned without damage, but a probe failed");
+    assert!(verdict.headline().ends_with("Failed: adapter_ablation."), "{}", verdict.headline());
+}
+
+#[test]
+fn the_majority_decides_about_learning() {
+    let kinds = ["section_internalization", "paraphrase_invariance", "preference_flip"];
+    let learned = |verdicts: &[ProbeVerdict]| {
+        let records: Vec<Record> =
+            kinds.iter().zip(verdicts).map(|(kind, verdict)| record(kind, *verdict, "m")).collect();
+        Verdict::of(&records).learned.decision
+    };
+    assert_eq!(learned(&[Pass, Pass, Fail]), Decision::Yes);
+    assert_eq!(learned(&[Fail, Fail, Pass]), Decision::No);
+    assert_eq!(learned(&[Pass, Fail, Inconclusive]), Decision::Undecided);
+    assert_eq!(learned(&[Pass, Inconclusive, Inconclusive]), Decision::Yes);
+    assert_eq!(learned(&[Skip, Skip, Skip]), Decision::NotTested);
+}
+
 #[test]
 fn learning_beyond_noise_is_a_change() {
     let mut sections = record("section_internalization", Pass, "sections gained 20 %");
@@ -133,4 +158,17 @@ fn a_verdict_in_a_file_cannot_contradict_its_records() {
     let forged = Report { probes, verdict: healthy, ..Report::default() };
     let read = Report::from_json(&forged.to_json(), "forged").expect("it is a report");
     assert_eq!(read.verdict.grade(), Grade::Damaged);
+}
+
+/// dlm-sway fails a model without loss, because its gain is less than three
+/// deviations of small noise.
+#[test]
+fn the_limit_decides_about_damage_under_the_reference_statistics() {
+    let judged = |raw: f64| {
+        let mut record = record("external_perplexity", Fail, "z=0.1");
+        record.raw = Some(raw);
+        record.evidence.add(&RawLimit::above(-0.1));
+        Verdict::of(&[record]).damaged.decision
+    };
+    assert_eq!((judged(0.0), judged(-2.2)), (Decision::No, Decision::Yes));
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 /// The model to train.
@@ -53,6 +53,8 @@ pub struct LoraConfig {
     pub dropout: f64,
     /// Modules to adapt, by the last components of their names, or `all-linear`
     /// for every linear layer but the output head.
+    #[serde(deserialize_with = "one_or_many")]
+    #[schemars(with = "OneOrMany")]
     pub target_modules: Vec<String>,
     /// Multiply updates by `alpha / sqrt(rank)` instead (rank-stabilized LoRA).
     pub use_rslora: bool,
@@ -79,6 +81,22 @@ const ALL_LINEAR: &str = "all-linear";
 
 /// The output head, which `all-linear` leaves out as PEFT does.
 const HEAD: &str = "lm_head";
+
+/// A list that may be written as one string, as in PEFT's
+/// `target_modules: all-linear`.
+#[derive(Deserialize, JsonSchema)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+fn one_or_many<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    Ok(match OneOrMany::deserialize(deserializer)? {
+        OneOrMany::One(name) => vec![name],
+        OneOrMany::Many(names) => names,
+    })
+}
 
 impl LoraConfig {
     /// Whether a linear module of the model is adapted.

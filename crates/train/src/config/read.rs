@@ -38,7 +38,6 @@ pub fn read(
     substitute(&mut root, "", variable, &mut |node, path, problem| {
         unfilled.push((node.mark, path.to_owned(), problem));
     });
-    ONE_OR_MANY.iter().for_each(|path| list_of_one(&mut root, path));
     for (mark, path, problem) in &unfilled {
         check.report(*mark, path, problem.clone());
     }
@@ -66,27 +65,6 @@ pub fn read(
         }
     }
     if check.errors.is_empty() { Ok(config) } else { Err(ConfigErrors::sorted(check.errors)) }
-}
-
-/// Lists that may be written as one string, as in PEFT's
-/// `target_modules: all-linear`.
-const ONE_OR_MANY: [&str; 1] = ["model.lora.target_modules"];
-
-/// Wraps the string at a path in a list.
-fn list_of_one(node: &mut Node, path: &str) {
-    let Some((first, rest)) = path.split_once('.').or(Some((path, ""))).filter(|_| !path.is_empty()) else {
-        if matches!(node.content, Content::String { .. }) {
-            let one = node.clone();
-            node.content = Content::List(vec![one]);
-            node.number_text = None;
-        }
-        return;
-    };
-    if let Content::Map(entries) = &mut node.content {
-        for entry in entries.iter_mut().filter(|entry| entry.key == first) {
-            list_of_one(&mut entry.value, rest);
-        }
-    }
 }
 
 /// Reads a config from a file.

@@ -24,6 +24,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
+use weightloom::hub::adapter_folder;
 use weightloom::sway::autogen::{Provenance, Subject, autogen};
 use weightloom::sway::quick_check::base_of;
 use weightloom::sway::report::trace::TraceSummary;
@@ -300,9 +301,11 @@ fn write_suite(args: &AutogenArgs, output: Output) -> Result<ExitCode, Failure> 
         (None, Some(id)) => dlm_adapter(id, &look),
         (None, None) => None,
     };
-    let named = || adapter.as_deref().and_then(base_of);
+    // The folder of a run means its newest checkpoint, in the suite too.
+    let folder = adapter.as_deref().map(adapter_folder).transpose()?;
+    let named = || folder.as_deref().and_then(base_of);
     let base = args.base.clone().or_else(|| document.base_model.clone()).or_else(named).unwrap_or_default();
-    let provenance = Provenance::of(&args.document, adapter.as_deref());
+    let provenance = Provenance::of(&args.document, folder.as_deref());
     let subject = Subject {
         base,
         provenance: provenance.map_err(|error| Failure::user(&error))?,

@@ -13,7 +13,7 @@ const NOT_RUN: [(&str, &str); 5] = [
     ("cargo install --path crates/weightloom", "installs a binary; CI builds it"),
     ("cargo run --release -- quickstart", "the tests `quickstart` run it"),
     ("./test", "runs this test"),
-    ("cargo run --release -p weightloom-bench", "takes minutes; CI runs the benchmarks"),
+    ("cargo run --release -p weightloom-bench", "takes minutes on a quiet machine"),
     ("mpirun ", "the tests `mpirun` run it, with the feature `mpi`"),
 ];
 
@@ -90,6 +90,9 @@ fn with_names(place: &Place, run: &str) {
     let chat = "{\"messages\": [{\"role\": \"user\", \"content\": \"Sheep?\"}, \
                 {\"role\": \"assistant\", \"content\": \"Sheep.\"}]}\n";
     place.write("my-chats.jsonl", chat.repeat(8));
+    let prompts: String =
+        (0..80).map(|number| format!("{{\"prompt\": \"Sheep number {number}\"}}\n")).collect();
+    place.write("data.jsonl", prompts);
     place.write("notes.md", "# Sheep\n\nSheep jump over fences.\n\n# Fences\n\nFences are low.\n");
     place.write("run.yaml", run);
     let trained = place.train(&SMALL);

@@ -188,7 +188,7 @@ fn sway_judges_runs_adapters_and_full_fine_tunes() {
     };
     let (report, error) = check(&[&["tuned"], &statistics[..]].concat());
     assert!(error.contains("using base, the base model of adapter tuned/checkpoints/step_2"), "{error}");
-    assert_eq!(report["report"]["probes"].as_array().unwrap().len(), 3);
+    assert_eq!(report["report"]["probes"].as_array().unwrap().len(), 4);
     check(&["full", "--base", "base"]);
     let (_, error) = run(&place, 2, &["sway", "check", "full"]);
     assert!(error.contains("does not name its base model"), "{error}");

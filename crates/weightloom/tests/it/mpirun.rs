@@ -101,8 +101,8 @@ fn a_run_is_the_same_on_mpi_ranks_and_on_threads() {
         let ran = mpirun(4, &["--json", "train", file, &way, &output(&processes)]);
         let text = String::from_utf8_lossy(&ran.stdout).into_owned();
         assert!(ran.status.success(), "{text}{}", String::from_utf8_lossy(&ran.stderr));
-        // Only rank 0 prints: a line per step, and one at the end.
-        assert_eq!(text.lines().count(), 7, "{text}");
+        // Only rank 0 prints: a line at the start, one per step, and one at the end.
+        assert_eq!(text.lines().count(), 8, "{text}");
         weightloom(&["--json", "train", file, &way, &output(&threads), "--ranks", "4"]);
         assert_eq!(metrics(&processes).len(), 6);
         assert_eq!(metrics(&processes), metrics(&threads), "{way}");
@@ -151,7 +151,7 @@ fn commands_of_one_process_are_refused_once() {
         &["convert", "model", "target", "--to", "hf"],
         &["doctor"],
         &["train", "--schema"],
-        &["--json", "sway", "run", "sway.yaml"],
+        &["--json", "sway", "check", "adapter"],
     ];
     for arguments in commands {
         let output = mpirun(4, arguments);

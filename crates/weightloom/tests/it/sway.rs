@@ -279,15 +279,21 @@ fn a_quick_check_needs_a_base_and_gives_a_colour() {
     let error = workspace.output(2, &["check", "adapter"]);
     assert_eq!(error, "error: `adapter` does not name its base model\nhint: name the base with --base\n");
     // Under the reference statistics any adapter is far from its small noise.
-    let green =
-        workspace.json(0, &["check", "adapter", "--base", "model", "--statistics", "reference", "--json"]);
-    assert_eq!((&green["light"], records(&green["report"]).len()), (&"green".into(), 3));
+    // It loses facts, though, which outweighs that.
+    let damaged =
+        workspace.json(1, &["check", "adapter", "--base", "model", "--statistics", "reference", "--json"]);
+    assert_eq!((&damaged["light"], records(&damaged["report"]).len()), (&"red".into(), 4));
+    let verdict = &damaged["report"]["verdict"];
+    assert_eq!(
+        (&verdict["changed"]["decision"], &verdict["damaged"]["decision"]),
+        (&"yes".into(), &"yes".into())
+    );
     // Random numbers do not differ from noise of the same size.
     let red = workspace.output(1, &["check", "adapter", "--base", "model"]);
     assert!(red.is_empty() || red.starts_with("RED: "), "{red}");
     workspace.write("prompts.txt", "The capital of\nOnce upon a time\n");
     let arguments = ["check", "adapter", "--base", "model", "--prompts", "prompts.txt", "--statistics"];
-    let few = workspace.json(0, &[&arguments[..], &["reference", "--json"]].concat());
+    let few = workspace.json(1, &[&arguments[..], &["reference", "--json"]].concat());
     assert_eq!(record(&few["report"], "change")["evidence"]["num_prompts"], 2);
     assert!(workspace.output(2, &["check", "nowhere", "--base", "model"]).contains("nowhere"));
 }
@@ -438,7 +444,7 @@ fn a_model_that_cannot_be_asked_has_no_verdict() {
     let text = workspace.output(1, &["run", "sway.yaml", "--markdown", "run.md"]);
     assert!(text.contains("No probe could run, so nothing was judged."), "{text}");
     assert!(!text.contains("Score") && !text.contains("noise") && text.contains("IA3"), "{text}");
-    assert!(workspace.read("run.md").contains("- **Overall:** No probe could run"));
+    assert!(workspace.read("run.md").contains("**No probe could run"));
     // Nor does it compare as equal.
     std::fs::rename(workspace.file("adapter"), workspace.file("other")).unwrap();
     std::fs::create_dir(workspace.file("adapter")).unwrap();
@@ -608,12 +614,15 @@ fn checkpoints_of_a_training_run_are_judged() {
     let output = train("run.yaml");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert!(text.contains("sway out/checkpoints/step_2: score "), "{text}");
+    assert!(
+        text.contains("sway out/checkpoints/step_2: ") && text.contains("than noise would change it"),
+        "{text}"
+    );
     let metrics = workspace.read("out/metrics.jsonl");
     let judged: Value = metrics
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).unwrap())
-        .find(|record| record["texts"]["sway/band"].is_string())
+        .find(|record| record["texts"]["sway/verdict"].is_string())
         .unwrap();
     assert!(judged["scalars"]["sway/probe/change"].as_f64().unwrap() >= 0.0, "{judged}");
     assert!(workspace.read("out/sway/step_2.html").contains("step_2"));

@@ -50,7 +50,7 @@ impl Banner {
                 Grade::Damaged => "damaged",
             },
             answers: questions.iter().map(|question| answered(question, limits)).collect(),
-            score: judged.then(|| format::score(Some(report.score.overall))),
+            score: report.has_score().then(|| format::score(Some(report.score.overall))),
             tally: tally(report),
         }
     }

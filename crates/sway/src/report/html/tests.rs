@@ -89,6 +89,7 @@ fn damaged() -> Verdict {
         changed: conclusion(Decision::Yes, &["predictions moved by 0.3 nats"]),
         learned: conclusion(Decision::Yes, &["the loss of sections dropped by 68.6 %"]),
         memorized: conclusion(Decision::NotTested, &[]),
+        failed: Vec::new(),
         damaged: conclusion(Decision::Yes, &["lost 150 of 200 facts; limit 10", "2.2 nats per token lost"]),
     }
 }

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueHint};
 use serde::Serialize;
 use serde_json::json;
+use weightloom::hub::adapter_folder;
 use weightloom::sway::Suite;
 use weightloom::sway::backend::build::check_adapter;
 use weightloom::sway::mine::{Candidates, MineError, Mined, Mining, mine, mined_suite};
@@ -77,9 +78,10 @@ pub(super) fn run(args: &MineArgs, output: Output) -> Result<ExitCode, Failure> 
         return Err(Failure::user(&TargetError::Exists { file: args.out.display().to_string() }));
     }
     check_target(&args.out)?;
-    check_adapter("--adapter", &args.adapter).map_err(|error| Failure::user(&error))?;
-    let Some(base) = args.base.clone().or_else(|| base_of(&args.adapter)) else {
-        let fact = format!("`{}` does not name its base model", args.adapter.display());
+    let adapter = adapter_folder(&args.adapter)?;
+    check_adapter("--adapter", &adapter).map_err(|error| Failure::user(&error))?;
+    let Some(base) = args.base.clone().or_else(|| base_of(&adapter)) else {
+        let fact = format!("`{}` does not name its base model", adapter.display());
         return Err(Failure::user(&ArgumentError {
             fact,
             fix: Some("name the base with --base".to_owned()),
@@ -88,7 +90,7 @@ pub(super) fn run(args: &MineArgs, output: Output) -> Result<ExitCode, Failure> 
     let mut data = Candidates::read_file(&args.data).map_err(failed)?;
     let left_out = data.prompts.len().saturating_sub(args.limit);
     data.prompts.truncate(args.limit);
-    let suite = suite(&base, &args.adapter)?;
+    let suite = suite(&base, &adapter)?;
     let mut backend = build(&suite, &args.hub, output)?;
     let mut cache = cache_folder().and_then(|folder| cached(&*backend, &folder));
     let mined = {
@@ -100,7 +102,7 @@ pub(super) fn run(args: &MineArgs, output: Output) -> Result<ExitCode, Failure> 
     };
     // A base that is a folder is written as a path from the suite.
     let base = if Path::new(&base).exists() { relative_to(&args.out, Path::new(&base)) } else { base };
-    put(&args.out, &mined_suite(&mined, &base, &relative_to(&args.out, &args.adapter)))?;
+    put(&args.out, &mined_suite(&mined, &base, &relative_to(&args.out, &adapter)))?;
     let shown = MineOutput {
         written: args.out.display().to_string(),
         prompts: data.prompts.len(),

@@ -80,7 +80,7 @@ fn head(report: &Report) -> String {
     let score = &report.score;
     let mut lines =
         vec![format!("{} and {}", flat(&report.base_model_id), flat(&format::adapter(&report.adapter_id)))];
-    if report.has_results() {
+    if report.has_score() {
         lines.push(format!("Score {:.2} of 1", score.overall));
     }
     lines.join("\n")
