@@ -18,8 +18,10 @@ const NOT_RUN: [(&str, &str); 5] = [
 ];
 
 /// Configs that this test does not run, by their page, and why.
-const FRAGMENTS: [(&str, &str); 1] =
-    [("sway-backend-protocol.md", "the models of a suite without probes; tests of sway run such a program")];
+const FRAGMENTS: [(&str, &str); 2] = [
+    ("sway-backend-protocol.md", "the models of a suite without probes; tests of sway run such a program"),
+    ("sway.md", "prompts of a suite without models; the tests `chats` of sway ask with such prompts"),
+];
 
 /// Commands whose exit code is an answer.
 const ANSWERING: [&str; 4] = ["diff", "sway gate", "sway check", "sway compare"];

@@ -39,8 +39,9 @@ fn the_tour_is_told_station_by_station() {
     // After two steps it has nothing to say yet.
     settings.add_filter(r"(before|after ) … .*", "$1 … [text]");
     settings.add_filter(r"(?m)^  \S+/weightloom ", "  weightloom ");
-    settings.add_filter(r"(?m)(sway.yaml, \[time\]): .*$", "$1: [what the score means]");
-    settings.add_filter(r"score \d\.\d\d of 1 .*", "score [score]");
+    settings.add_filter(r"(?m)^(   Did .*\?) (yes|no|undecided|not tested)\b.*$", "$1 [answer]");
+    settings.add_filter(r"(?m)(sway.yaml, \[time\]):\n.*$", "$1:\n   [headline]");
+    settings.add_filter(r"(?m)^   probes: .*$", "   probes: [verdicts]");
     settings.bind(|| insta::assert_snapshot!(told(&output)));
 }
 
