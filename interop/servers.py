@@ -149,6 +149,8 @@ class Proxy:
             server.close()
         with self.lock:
             self.answered += answer.status == 200
+            # Keys that only some servers know are tried once, and refused by ours.
+            self.asked -= answer.status == 400
         handler.send_response(answer.status)
         handler.send_header("Content-Type", answer.headers["Content-Type"])
         handler.send_header("Content-Length", str(len(content)))
