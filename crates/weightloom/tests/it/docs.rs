@@ -5,6 +5,7 @@ use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use crate::checkpoints::copy;
 use crate::gguf_file::gguf_file;
 use crate::train::place::Place;
 
@@ -67,18 +68,6 @@ fn words(command: &str) -> Vec<String> {
     }
     words.retain(|word| !word.is_empty());
     words
-}
-
-fn copy(from: &Path, to: &Path) {
-    if from.is_dir() {
-        std::fs::create_dir_all(to).unwrap();
-        for entry in std::fs::read_dir(from).unwrap() {
-            let entry = entry.unwrap();
-            copy(&entry.path(), &to.join(entry.file_name()));
-        }
-    } else {
-        std::fs::copy(from, to).unwrap();
-    }
 }
 
 /// What the pages assume: models under the names that they use, data, runs.
