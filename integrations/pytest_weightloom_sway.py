@@ -60,6 +60,7 @@ class Suite:
 
 def pytest_addoption(parser):
     parser.addini("sway_command", "command that runs suites", type="args", default=["weightloom"])
+    parser.addini("sway_allow_programs", "start the programs of suites (`kind: custom`)", type="bool", default=False)
 
 
 def pytest_configure(config):
@@ -161,18 +162,19 @@ def report_of(suite, config):
     """The report of a suite, which runs on the first call."""
     reports = config.stash.setdefault(REPORTS, {})
     if suite.key not in reports:
-        reports[suite.key] = run(suite, config.getini("sway_command"))
+        options = ["--allow-programs"] if config.getini("sway_allow_programs") else []
+        reports[suite.key] = run(suite, config.getini("sway_command"), options)
     report = reports[suite.key]
     if isinstance(report, str):
         raise SwayFailure(report)
     return report
 
 
-def run(suite, command):
+def run(suite, command, options):
     """Runs a suite; returns its report, or an error message."""
     with tempfile.TemporaryDirectory(prefix="sway-") as folder:
         file = Path(folder) / "report.json"
-        arguments = [*command, "sway", "run", str(suite.spec), "--json", str(file)]
+        arguments = [*command, "sway", "run", str(suite.spec), "--json", str(file), *options]
         if suite.weights:
             arguments += ["--weights", ",".join(f"{category}={weight:.12g}" for category, weight in suite.weights)]
         try:

@@ -250,7 +250,7 @@ def broken(report, server, chosen):
         assert line.startswith("HTTP/1.1 415 "), line
         line = server.post(good)
         assert line.startswith("HTTP/1.1 200 "), line
-    post = b"POST /v1/completions HTTP/1.1\r\nHost: here\r\nConnection: close\r\n"
+    post = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     requests = {
         "no HTTP": b"hello\r\n\r\n",
         "all bytes": bytes(range(256)) * 40,

@@ -46,7 +46,7 @@ class Server:
         return answer.split(b"\r\n")[0].decode(errors="replace")
 
     def post(self, body, headers=b"", path=b"/v1/completions"):
-        head = b"POST %s HTTP/1.1\r\nHost: here\r\nConnection: close\r\n%sContent-Length: %d\r\n\r\n"
+        head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n%sContent-Length: %d\r\n\r\n"
         return self.raw(head % (path, headers, len(body)) + body)
 
 

@@ -290,7 +290,10 @@ fn assets(source: &Source) -> Result<BTreeMap<String, Vec<u8>>, CheckpointError>
     if let Some(manifest) = &source.manifest {
         let index = |name: &str| name.ends_with(".safetensors.index.json");
         let names = manifest.assets.keys().filter(|name| !index(name));
-        let read = names.map(|name| Ok((name.clone(), source.read_asset(name)?.unwrap_or_default())));
+        let read = names.map(|name| {
+            source.storage.check_inside(name)?;
+            Ok((name.clone(), source.read_asset(name)?.unwrap_or_default()))
+        });
         return read.collect();
     }
     if source.scope == Scope::File {
@@ -304,6 +307,7 @@ fn assets(source: &Source) -> Result<BTreeMap<String, Vec<u8>>, CheckpointError>
     };
     let mut assets = BTreeMap::new();
     for file in files.into_iter().filter(|file| known(&file.name) && file.length <= MAX_ASSET) {
+        source.storage.check_inside(&file.name)?;
         let bytes = source.storage.read_all(&file.name, MAX_ASSET)?;
         assets.insert(file.name, bytes);
     }

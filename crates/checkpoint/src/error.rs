@@ -1,6 +1,7 @@
 //! Why a checkpoint cannot be used.
 
 use weightloom_errors::Hint;
+use weightloom_files::WriteError;
 use weightloom_gang::GangError;
 
 use crate::formats::FormatError;
@@ -44,6 +45,8 @@ pub enum CheckpointError {
     ModelPart(#[from] ModelPartError),
     #[error(transparent)]
     Target(#[from] TargetError),
+    #[error(transparent)]
+    Write(WriteError),
     #[error("cannot redistribute `{name}` before writing: {message}")]
     Redistribute { name: String, message: String },
     #[error("cannot commit the checkpoint: not every element of `{tensor}` was written exactly once")]
@@ -63,6 +66,16 @@ impl CheckpointError {
     }
 }
 
+impl From<WriteError> for CheckpointError {
+    fn from(error: WriteError) -> Self {
+        match error {
+            WriteError::File(error) => Self::Storage(error.into()),
+            WriteError::Exists { path } => Self::Target(TargetError::Exists { path }),
+            other => Self::Write(other),
+        }
+    }
+}
+
 impl Hint for CheckpointError {
     fn hint(&self) -> Option<String> {
         match self {
@@ -71,6 +84,9 @@ impl Hint for CheckpointError {
             Self::Index(IndexError::PastEnd { .. }) => {
                 Some("copy or download the file again; it is truncated".to_owned())
             }
+            Self::Index(IndexError::Expansion { .. } | IndexError::Repeated { .. }) => Some(
+                "save contiguous copies (`tensor.contiguous()` in torch), if you trust the file".to_owned(),
+            ),
             Self::UnknownFormat { .. } => Some(
                 "pass a .safetensors, .gguf, .pt, .pth, .bin or .npz file, or a folder with safetensors, DCP or \
                  consolidated.NN.pth files"
@@ -82,6 +98,7 @@ impl Hint for CheckpointError {
             Self::Gang(error) => error.hint(),
             Self::Plan(error) => error.hint(),
             Self::Target(error) => error.hint(),
+            Self::Write(error) => error.hint(),
             Self::Keys(error) => error.hint(),
             Self::ModelPart(error) => error.hint(),
             Self::NotWrittenOnce { .. } => {

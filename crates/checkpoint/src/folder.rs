@@ -9,6 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use weightloom_files::remove_abandoned_staging;
 
 use crate::error::CheckpointError;
 use crate::formats::Source;
@@ -125,14 +126,19 @@ impl CheckpointFolder {
         Ok(storage.put(SCORE_FILE, &json)?)
     }
 
-    /// Removes the remains of an interrupted removal. Failures are harmless,
-    /// since the remains are hidden.
+    /// Removes the remains of interrupted removals and saves. Failures are
+    /// harmless, since the remains are hidden.
     fn sweep(&self) {
         for entry in fs::read_dir(&self.root).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let name = name.to_string_lossy();
             if name.starts_with(".step_") && name.ends_with(".removed") {
                 let _ = remove_folder(&entry.path());
+            }
+            let is_of_save = name.ends_with(".partial") || name.ends_with(".lock");
+            let step = name.strip_prefix('.').and_then(|name| name.split('.').next());
+            if let Some(step) = step.and_then(|name| step_of(Path::new(name))).filter(|_| is_of_save) {
+                remove_abandoned_staging(&self.path(step));
             }
         }
     }
@@ -251,11 +257,15 @@ mod tests {
             [2, 3, 4, 7]
         );
         assert!(folder.set_score(99, 1.0).is_err());
-        // An interrupted removal is finished and blocks nothing.
+        // What interrupted removals and saves left is removed.
+        fs::create_dir_all(_place.path().join(".step_7.0123456789.partial/x")).unwrap();
+        fs::write(_place.path().join(".step_6.lock"), "").unwrap();
         fs::create_dir_all(_place.path().join(".step_8.removed/x")).unwrap();
         fs::create_dir(folder.path(9)).unwrap();
         fs::write(folder.path(9).join(MANIFEST_FILE), "{}").unwrap();
         assert_eq!(folder.retain(&Retention { last: Some(1), ..Retention::default() }).unwrap(), [8]);
         assert!(!_place.path().join(".step_8.removed").exists());
+        assert!(!_place.path().join(".step_7.0123456789.partial").exists());
+        assert!(!_place.path().join(".step_6.lock").exists());
     }
 }

@@ -16,6 +16,13 @@ const MAX_CUT_DIMS: usize = 8;
 /// files can hold.
 const MOST_REPEATED: u64 = 1 << 34;
 
+/// How many times the bytes of its files a checkpoint may hold. Quantised
+/// tensors grow about twentyfold, tied ones twofold.
+const MOST_EXPANDED: u64 = 64;
+
+/// Bytes of tensors that are in proportion to any file.
+const ALWAYS_ALLOWED: u64 = 256 << 20;
+
 /// Byte distances between neighbours, one per dim.
 pub type Strides = SmallVec<[u64; 4]>;
 
@@ -174,6 +181,10 @@ pub enum IndexError {
     CutDims { tensor: String, dims: usize },
     #[error("`{tensor}` repeats its elements up to {bytes} bytes, more than {MOST_REPEATED}")]
     Repeated { tensor: String, bytes: u64 },
+    #[error(
+        "the tensors expand to {bytes} bytes, but their files hold {stored} bytes, for which the limit is {limit}"
+    )]
+    Expansion { bytes: u64, stored: u64, limit: u64 },
     #[error("there are two tensors `{tensor}`")]
     Twice { tensor: String },
 }
@@ -190,7 +201,20 @@ impl Index {
         for (name, entry) in &index.tensors {
             index.check(name, entry)?;
         }
+        index.check_expansion()?;
         Ok(index)
+    }
+
+    /// Refuses tensors that together are out of proportion to their files:
+    /// views of the same few bytes would fill any disk.
+    fn check_expansion(&self) -> Result<(), IndexError> {
+        let stored = self.files.iter().fold(0u64, |sum, file| sum.saturating_add(file.length));
+        let limit = stored.saturating_mul(MOST_EXPANDED).saturating_add(ALWAYS_ALLOWED);
+        let bytes = self.bytes();
+        if bytes > limit {
+            return Err(IndexError::Expansion { bytes, stored, limit });
+        }
+        Ok(())
     }
 
     /// Adds bytes that are not tensors.
@@ -333,7 +357,7 @@ impl Index {
 impl TensorEntry {
     /// Bytes of the whole tensor once decoded.
     pub fn bytes(&self) -> u64 {
-        self.shape.volume() as u64 * self.dtype.size() as u64
+        (self.shape.volume() as u64).saturating_mul(self.dtype.size() as u64)
     }
 
     /// The tensor as plain bytes, if it looks like the tensors that we store

@@ -60,6 +60,7 @@ pub mod plan;
 mod read;
 mod save;
 mod scan;
+mod signature;
 mod state;
 mod stats;
 mod verify;
@@ -86,6 +87,9 @@ pub use model_part::{ModelPart, ModelPartError};
 pub use observer::Observer;
 pub use read::{Extent, ReadOptions, ReadReport, ReadRequest, ReadRequestError, extents, read};
 pub use save::{SaveFormat, SaveOptions, SaveReport, Saver, Target, TargetError};
+pub use signature::{
+    PublicKey, SIGNATURE_FILE, SignatureError, SignedFiles, SigningKey, sign, verify_signature,
+};
 pub use state::{
     AmbiguousPath, Bytes, Leaf, LeafValue, LocalTensor, PathSegment, Paths, Section, SerializeError,
     Sharding, State, TensorSpec, Tree, flatten, unflatten,

@@ -151,17 +151,12 @@ fn default_threads(source: &Source) -> usize {
 /// Reads through the page cache, unless the read is so large that it would
 /// evict everything else.
 fn default_mode(source: &Source, total: u64) -> ReadMode {
-    let memory = || -> Option<u64> {
-        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-        line.trim().trim_end_matches(" kB").parse::<u64>().ok().map(|kilobytes| kilobytes * 1024)
-    };
     // Not worth looking up the available memory.
     if total < 1 << 32 || source.storage.folder().is_none() {
         return ReadMode::Cached;
     }
-    match memory() {
-        Some(memory) if total > memory / 2 => ReadMode::Direct,
+    match weightloom_machine::memory() {
+        Some(memory) if total > memory.available / 2 => ReadMode::Direct,
         _ => ReadMode::Cached,
     }
 }

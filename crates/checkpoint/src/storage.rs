@@ -2,6 +2,7 @@
 
 mod address;
 mod direct;
+mod links;
 pub(crate) mod local;
 mod mapped;
 mod memory;
@@ -20,7 +21,7 @@ use std::io;
 use std::path::{Component, Path};
 use std::sync::Arc;
 
-use weightloom_errors::Hint;
+use weightloom_errors::{FileError, Hint};
 
 use crate::index::StoredFile;
 
@@ -78,6 +79,13 @@ pub trait Storage: Send + Sync {
     /// The folder, if the storage is one.
     fn folder(&self) -> Option<&Path> {
         None
+    }
+
+    /// Refuses a file that is a link to a place outside of the storage, before
+    /// it is copied.
+    fn check_inside(&self, name: &str) -> Result<(), StorageError> {
+        let _ = name;
+        Ok(())
     }
 
     /// Reads a whole file that must not be longer than `limit`.
@@ -166,11 +174,20 @@ pub enum StorageError {
     UnknownSetting { key: String, location: String },
     #[error("file name `{name}` leads out of the checkpoint")]
     Outside { name: String },
+    #[error("cannot copy `{file}` of {location}: it is a link to `{target}`, outside of the folder")]
+    Link { file: String, location: String, target: String },
 }
 
 impl StorageError {
     pub(crate) fn io(action: &'static str, file: impl Into<String>, error: &io::Error) -> Self {
         Self::Io { action, file: file.into(), kind: error.kind(), message: error.to_string() }
+    }
+}
+
+impl From<FileError> for StorageError {
+    fn from(error: FileError) -> Self {
+        let FileError { action, path, kind, message } = error;
+        Self::Io { action, file: path, kind, message }
     }
 }
 
@@ -204,6 +221,9 @@ impl Hint for StorageError {
             ),
             Self::UnknownSetting { .. } => {
                 Some("use the names of the service's environment variables".to_owned())
+            }
+            Self::Link { .. } => {
+                Some("remove the link; or, if you trust it, replace it with a copy of the file".to_owned())
             }
             Self::Outside { .. } => {
                 Some("get the checkpoint from a source that you trust; it is damaged or malicious".to_owned())

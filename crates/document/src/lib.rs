@@ -44,6 +44,8 @@
 //! );
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod error;
 mod node;
 mod origin;

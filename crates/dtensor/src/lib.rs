@@ -9,6 +9,8 @@
 //! Users add an operation with a [`DFunction`] on local tensors and a
 //! [`DistributedOp`] with its sharding rule.
 
+#![forbid(unsafe_code)]
+
 pub mod check;
 
 mod background;

@@ -26,6 +26,8 @@
 //! assert_eq!(error.hint().as_deref(), Some("did you mean `adamw`?"));
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod file;
 mod location;
 mod names;

@@ -1,10 +1,18 @@
 //! Lists of names in messages, and suggestions for misspelled ones.
 
+/// Longer names are not misspelled ones.
+const MAX_NAME_BYTES: usize = 512;
+
 /// Returns the candidate that a misspelled `name` most likely means.
 ///
 /// Ignores case. A candidate further away than a third of its length is not
 /// suggested: a wrong suggestion costs the reader more than none.
 pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    // The distance takes time and memory of the product of both lengths, and a name
+    // may come from anyone.
+    if name.len() > MAX_NAME_BYTES {
+        return None;
+    }
     let wanted = name.to_lowercase();
     candidates
         .into_iter()
@@ -53,5 +61,10 @@ mod tests {
         assert_eq!(name_list(&["a", "b"], 3), "`a`, `b`");
         assert_eq!(name_list(&["a", "b", "c", "d", "e"], 3), "`a`, `b`, `c` and 2 more");
         assert_eq!(name_list::<&str>(&[], 3), "");
+    }
+
+    #[test]
+    fn a_name_of_megabytes_is_near_to_nothing() {
+        assert_eq!(nearest(&"temperature".repeat(1 << 18), ["temperature"]), None);
     }
 }

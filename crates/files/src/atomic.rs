@@ -1,11 +1,14 @@
 //! A temporary file that replaces its target when it is committed.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use tempfile::{Builder, NamedTempFile};
 use weightloom_errors::FileError;
+
+/// Length of the unique part of temporary names.
+pub(crate) const TOKEN: usize = 10;
 
 /// How long the result of an atomic write lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,8 +63,9 @@ impl AtomicFile {
         // `make_in` rather than `tempfile_in`: the file gets the permissions of
         // an ordinary one, and errors do not mention the temporary name.
         let temporary = Builder::new()
-            .prefix(&temporary_prefix(target))
+            .prefix(&hidden_name(target, ""))
             .suffix(".partial")
+            .rand_bytes(TOKEN)
             .make_in(folder_of(target), |path| File::create_new(path))
             .map_err(FileError::while_trying_to("write", target))?;
         Ok(Self { temporary, target: target.to_owned() })
@@ -70,6 +74,7 @@ impl AtomicFile {
     /// Renames the temporary file to the target.
     pub fn commit(self, durability: Durability) -> Result<(), FileError> {
         let Self { temporary, target } = self;
+        check_length(&temporary).map_err(FileError::while_trying_to("write", &target))?;
         let renamed = match durability {
             Durability::None => Ok(()),
             Durability::File | Durability::FileAndFolder => temporary.as_file().sync_all(),
@@ -93,6 +98,15 @@ impl Write for AtomicFile {
     }
 }
 
+/// Checks that the temporary name still leads to the file that was written.
+fn check_length(temporary: &NamedTempFile) -> io::Result<()> {
+    let (written, found) = (temporary.as_file().metadata()?, fs::symlink_metadata(temporary.path())?);
+    if !found.is_file() || found.len() != written.len() {
+        return Err(io::Error::other("another process changed the temporary file"));
+    }
+    Ok(())
+}
+
 /// Waits until the entries of a folder are on disk, renamed files included.
 ///
 /// Does nothing where the operating system cannot open folders.
@@ -105,21 +119,21 @@ pub fn sync_folder(folder: &Path) -> Result<(), FileError> {
         .map_err(FileError::while_trying_to("sync", folder))
 }
 
-fn folder_of(path: &Path) -> &Path {
+/// The folder of a path, `.` for a bare name.
+pub(crate) fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     }
 }
 
-/// The hidden name of the target, shortened so that the random characters and
-/// the suffix fit into the 255 bytes that file systems allow.
-fn temporary_prefix(target: &Path) -> String {
+/// The hidden name `.target.end`, shortened so that random characters and a
+/// suffix fit into the 255 bytes that file systems allow.
+pub(crate) fn hidden_name(target: &Path, end: &str) -> String {
     const LONGEST: usize = 200;
     let mut name = format!(".{}", target.file_name().unwrap_or_default().to_string_lossy());
     while name.len() > LONGEST {
         name.pop();
     }
-    name.push('.');
-    name
+    format!("{name}.{end}")
 }

@@ -14,16 +14,29 @@ use weightloom_gang::{Gang, GangError, GangExt, GangOptions, conformance};
 use weightloom_gang_mpi::{MpiOptions, MpiWorld};
 use weightloom_layout::ReduceOp;
 
+/// Scenarios in which a rank hangs.
+const HANGS: [&str; 12] = [
+    "stuck",
+    "freeze-busy",
+    "late-and-stuck",
+    "sub-gang-absent",
+    "stuck-beside-sub-gang",
+    "frozen-beside-sub-gang",
+    "stuck-before-message",
+    "stuck-in-background",
+    "frozen-in-background",
+    "stuck-before-leave",
+    "frozen-after-leave",
+    "stuck-before-join",
+];
+
 fn main() -> ExitCode {
     let scenario = std::env::args().nth(1).unwrap_or_default();
-    let timeout = Duration::from_secs(
-        if ["stuck", "freeze-busy", "late-and-stuck", "sub-gang-absent"].contains(&&*scenario) {
-            2
-        } else {
-            300
-        },
-    );
+    let timeout = Duration::from_secs(if HANGS.contains(&&*scenario) { 2 } else { 300 });
     let max_message = if scenario == "conformance-in-pieces" { 1000 } else { 1 << 30 };
+    if scenario == "stuck-before-join" && std::env::var("OMPI_COMM_WORLD_RANK").as_deref() == Ok("2") {
+        thread::sleep(Duration::from_secs(600));
+    }
     let world = MpiWorld::join(MpiOptions { gang: GangOptions { timeout }, max_message }).unwrap();
     let gang = world.root();
     let rank = gang.rank();
@@ -88,6 +101,45 @@ fn main() -> ExitCode {
             }
             gang.barrier()
         }
+        // Rank 0 waits in its pair, and the others for rank 0: the error must name rank 1.
+        "stuck-beside-sub-gang" | "frozen-beside-sub-gang" => {
+            let pair = gang.sub_gang(&[rank / 2 * 2, rank / 2 * 2 + 1]).unwrap();
+            match rank {
+                0 => pair.barrier(),
+                1 => hang(&scenario),
+                _ => gang.barrier(),
+            }
+        }
+        // Rank 0 waits for a message of rank 1, which waits in a pair for rank 2.
+        "stuck-before-message" => {
+            let pair = if rank == 1 || rank == 2 { Some(gang.sub_gang(&[1, 2]).unwrap()) } else { None };
+            match rank {
+                0 => gang.recv(&mut [0u8; 1], 1, 7),
+                1 => pair.unwrap().barrier().and_then(|()| gang.send_slice(&[1u8], 0, 7)),
+                2 => hang(&scenario),
+                _ => gang.barrier(),
+            }
+        }
+        "stuck-in-background" | "frozen-in-background" => {
+            let background = gang.sub_gang(&[0, 1, 2, 3]).unwrap();
+            if rank == 2 {
+                hang(&scenario).unwrap();
+            }
+            background.start_all_reduce(vec![1f32; 1000], ReduceOp::Sum).wait().map(drop)
+        }
+        "stuck-before-leave" => {
+            gang.barrier().unwrap();
+            if rank == 2 { hang(&scenario) } else { Ok(()) }
+        }
+        "frozen-after-leave" => {
+            drop(gang);
+            world.leave().unwrap();
+            if rank == 2 {
+                hang(&scenario).unwrap();
+            }
+            return ExitCode::SUCCESS;
+        }
+        "stuck-before-join" => gang.barrier(),
         "abandoned" => {
             // Abandoned operations must not block the end of the job.
             drop(gang.start_recv::<u8>(1, (rank + 1) % gang.size(), 1));
@@ -119,6 +171,15 @@ fn main() -> ExitCode {
             world.abort(3)
         }
     }
+}
+
+/// Computes for ever, or stops the whole process.
+fn hang(scenario: &str) -> Result<(), GangError> {
+    if scenario.starts_with("frozen") {
+        signal_myself("-STOP", 0.0);
+    }
+    thread::sleep(Duration::from_secs(600));
+    Ok(())
 }
 
 /// Reduces repeatedly until rank 2 gets a signal at an arbitrary time.

@@ -34,6 +34,10 @@ pub(crate) enum Channel {
     Collective = 3,
     /// Agreements about forming a sub-gang.
     Form = 4,
+    /// Questions what a rank does.
+    Ask = 5,
+    /// Answers to them.
+    Answer = 6,
 }
 
 /// Limit of counts in MPI calls, which are `int`s.

@@ -27,6 +27,7 @@ mod agree;
 mod collective;
 mod comm;
 mod rank;
+mod roll_call;
 mod watchdog;
 mod world;
 

@@ -1,6 +1,5 @@
 //! A rank of an MPI gang.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -23,17 +22,29 @@ const FLUSH: Duration = Duration::from_secs(10);
 /// State that all gangs of this process share.
 pub(crate) struct JobState {
     watchdog: Arc<Watchdog>,
-    /// A gang has failed, so not all ranks will leave together.
-    failed: AtomicBool,
 }
 
 impl JobState {
-    pub(crate) fn new() -> Self {
-        Self { watchdog: Watchdog::start(), failed: AtomicBool::new(false) }
+    /// The state of a job, with a communicator for the watchdog.
+    pub(crate) fn new(comm: Comm) -> Self {
+        Self { watchdog: Watchdog::start(comm) }
     }
 
+    /// Whether a gang has failed, so that not all ranks will leave together.
     pub(crate) fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::Acquire)
+        self.watchdog.roll_call.has_failed()
+    }
+
+    /// Replaces the ranks that a call missed by those that hang. The caller may call
+    /// MPI.
+    fn name_hung(&self, error: GangError) -> GangError {
+        match error {
+            GangError::Timeout { ranks, call, after } => {
+                let ranks = self.watchdog.roll_call.hung(&ranks).unwrap_or(ranks);
+                GangError::Timeout { ranks, call, after }
+            }
+            other => other,
+        }
     }
 }
 
@@ -90,8 +101,13 @@ impl MpiRank {
         }
     }
 
+    /// Fails the gang, with the rank that hangs if that is the reason.
+    fn fail_named(&self, error: GangError) -> GangError {
+        self.fail(self.job.name_hung(error))
+    }
+
     fn fail(&self, error: GangError) -> GangError {
-        self.job.failed.store(true, Ordering::Release);
+        self.job.watchdog.roll_call.fail();
         self.failure.get_or_init(|| error).clone()
     }
 
@@ -124,7 +140,8 @@ impl MpiRank {
     pub(crate) fn leave(&self) -> Result<(), GangError> {
         let _entered = self.enter()?;
         let _running = locked(&self.running);
-        self.participants().agree(Signature::leave(), 0).map_err(|error| self.fail(error))?;
+        let _in_call = self.job.watchdog.roll_call.in_call();
+        self.participants().agree(Signature::leave(), 0).map_err(|error| self.fail_named(error))?;
         // All ranks are leaving, so messages not received by now never will be.
         let flush = GangOptions { timeout: FLUSH.min(self.options.gang.timeout) };
         let flushed = wait(flush.deadline(), || {
@@ -236,7 +253,9 @@ impl Gang for MpiRank {
             });
         };
         let balance = count_balance(self.rank(), call.transfer());
-        let agreement = self.participants().agree(signature, balance).map_err(|error| self.fail(error))?;
+        let _in_call = self.job.watchdog.roll_call.in_call();
+        let agreement =
+            self.participants().agree(signature, balance).map_err(|error| self.fail_named(error))?;
         let _guard = self.job.watchdog.watch(self.options.gang, Watch::Call(signature));
         if agreement.balance != 0
             && let Transfer::Exchange { send_counts, recv_counts, .. } = call.transfer()
@@ -279,6 +298,7 @@ impl Gang for MpiRank {
     fn receive(&self, ticket: Ticket, into: ElementsMut<'_>) -> Result<(), GangError> {
         self.check_rank(ticket.from)?;
         let timeout = self.options.gang.timeout;
+        let _in_call = self.job.watchdog.roll_call.in_call();
         // Permission is requested for every poll, so that an abandoned receive
         // does not keep the job from ending.
         let message = wait(self.options.gang.deadline(), || {
@@ -300,7 +320,9 @@ impl Gang for MpiRank {
             None => {
                 self.mail.give_up(self.rank(), &ticket);
                 let call = format!("a message to rank {to} under tag {}", ticket.tag);
-                Err(GangError::Timeout { ranks: vec![from], call, after: timeout })
+                let error = GangError::Timeout { ranks: vec![from], call, after: timeout };
+                let _entered = self.enter()?;
+                Err(self.job.name_hung(error))
             }
         }
     }
@@ -317,7 +339,8 @@ impl Gang for MpiRank {
             members: &members,
             ..self.participants()
         };
-        participants.agree(Signature::sub_gang(ranks), 0).map_err(|error| self.fail(error))?;
+        let _in_call = self.job.watchdog.roll_call.in_call();
+        participants.agree(Signature::sub_gang(ranks), 0).map_err(|error| self.fail_named(error))?;
         let _guard = self.job.watchdog.watch(self.options.gang, Watch::Forming);
         let comm = self.comm.subset(ranks);
         Ok(Arc::new(Queued::new(Self::new(comm, members, self.options, Arc::clone(&self.job)))))

@@ -1,4 +1,4 @@
-//! Ends the job if MPI hangs.
+//! Ends the job if MPI hangs, and answers other ranks that ask what this one does.
 //!
 //! After ranks have agreed on a call, its data moves in blocking MPI calls,
 //! which no deadline can interrupt. This thread notices if a peer stops in the
@@ -9,19 +9,20 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use weightloom_gang::{GangOptions, Signature};
+use weightloom_gang::{GangError, GangOptions, Signature};
 
-use crate::comm;
+use crate::comm::{self, Comm};
+use crate::roll_call::RollCall;
 
-#[derive(Default)]
 pub(crate) struct Watchdog {
     watched: Mutex<Watched>,
+    pub(crate) roll_call: RollCall,
 }
 
 #[derive(Default)]
 struct Watched {
     next: u64,
-    calls: Vec<(u64, Instant, Watch)>,
+    calls: Vec<(u64, Instant, GangOptions, Watch)>,
 }
 
 /// A watched operation, formatted only for the message.
@@ -38,8 +39,9 @@ pub(crate) struct Guard<'a> {
 }
 
 impl Watchdog {
-    pub(crate) fn start() -> Arc<Self> {
-        let watchdog = Arc::new(Self::default());
+    /// Starts watching. The communicator is used for nothing else.
+    pub(crate) fn start(comm: Comm) -> Arc<Self> {
+        let watchdog = Arc::new(Self { watched: Mutex::default(), roll_call: RollCall::new(comm) });
         let weak = Arc::downgrade(&watchdog);
         thread::spawn(move || patrol(&weak));
         watchdog
@@ -50,7 +52,7 @@ impl Watchdog {
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let number = watched.next;
         watched.next += 1;
-        watched.calls.push((number, options.deadline(), what));
+        watched.calls.push((number, options.deadline(), options, what));
         Guard { watchdog: self, number }
     }
 }
@@ -65,23 +67,45 @@ impl Drop for Guard<'_> {
 fn patrol(watchdog: &Weak<Watchdog>) {
     const ROUND: Duration = Duration::from_millis(200);
     while let Some(watchdog) = watchdog.upgrade() {
-        let watched = watchdog.watched.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        if let Some((.., what)) = watched.calls.iter().find(|(_, deadline, _)| *deadline < now)
-            && comm::is_running()
-        {
-            // The job ends here, so this is the last chance to report why.
-            let what = match what {
-                Watch::Call(signature) => signature.to_string(),
-                Watch::Forming => "forming a sub-gang".to_owned(),
-            };
-            // One write, so that output of other ranks does not interleave.
-            let text = format!("error: {what} timed out; ending the job\n");
-            let _ = std::io::stderr().write_all(text.as_bytes());
-            comm::abort_job(3);
+        let entered = comm::enter();
+        if entered.is_some() {
+            watchdog.roll_call.answer();
+            if let Some((options, what)) = watchdog.overdue() {
+                watchdog.end_job(options, what);
+            }
         }
-        drop(watched);
+        drop(entered);
         drop(watchdog);
         thread::sleep(ROUND);
+    }
+}
+
+impl Watchdog {
+    /// A call that should have ended.
+    fn overdue(&self) -> Option<(GangOptions, Watch)> {
+        let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let (.., options, what) = watched.calls.iter().find(|(_, deadline, ..)| *deadline < now)?;
+        Some((*options, *what))
+    }
+
+    /// Ends the job, unless another thread is about to.
+    fn end_job(&self, options: GangOptions, what: Watch) {
+        let Some(ranks) = self.roll_call.hung(&[]) else { return };
+        let call = match what {
+            Watch::Call(signature) => signature.to_string(),
+            Watch::Forming => "sub_gang".to_owned(),
+        };
+        // The job ends here, so this is the last chance to report why.
+        let text = match ranks.is_empty() {
+            true => format!("error: {call} timed out; ending the job\n"),
+            false => {
+                let error = GangError::Timeout { ranks, call, after: options.timeout };
+                format!("error: {error}; ending the job\n")
+            }
+        };
+        // One write, so that output of other ranks does not interleave.
+        let _ = std::io::stderr().write_all(text.as_bytes());
+        comm::abort_job(3);
     }
 }

@@ -3,6 +3,10 @@
 use std::io::Write;
 use std::panic;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::Duration;
 
 use mpi::Threading;
 use mpi::environment::Universe;
@@ -60,6 +64,9 @@ impl Hint for MpiError {
 pub struct MpiWorld {
     root: Arc<Queued<MpiRank>>,
     job: Arc<JobState>,
+    /// All ranks have left the gang of all.
+    left: AtomicBool,
+    timeout: Duration,
     // Finalises MPI, so it is dropped after everything that uses MPI.
     _universe: Universe,
 }
@@ -73,6 +80,10 @@ impl MpiWorld {
         if options.max_message == 0 || options.max_message > MAX_COUNT {
             return Err(MpiError::MaxMessage { bytes: options.max_message });
         }
+        let joining = Deadline::start(options.gang.timeout, || {
+            report("error: not all ranks have joined the MPI job within its timeout; ending the job\n");
+            std::process::exit(3)
+        });
         let (universe, threading) =
             mpi::initialize_with_threading(Threading::Multiple).ok_or(MpiError::AlreadyRunning)?;
         if threading != Threading::Multiple {
@@ -81,9 +92,11 @@ impl MpiWorld {
         let comm = Comm::world();
         end_job_on_panic(comm.rank());
         let members = (0..comm.size()).collect();
-        let job = Arc::new(JobState::new());
+        let job = Arc::new(JobState::new(Comm::world()));
+        drop(joining);
         let root = MpiRank::new(comm, members, options, Arc::clone(&job));
-        Ok(Self { root: Arc::new(Queued::new(root)), job, _universe: universe })
+        let (left, timeout) = (AtomicBool::new(false), options.gang.timeout);
+        Ok(Self { root: Arc::new(Queued::new(root)), job, left, timeout, _universe: universe })
     }
 
     /// The gang of all processes.
@@ -95,7 +108,9 @@ impl MpiWorld {
     /// still waits in a collective, both get an error.
     pub fn leave(&self) -> Result<(), GangError> {
         self.root.drain();
-        self.root.engine_ref().leave()
+        self.root.engine_ref().leave()?;
+        self.left.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// Ends every process of the job.
@@ -111,18 +126,51 @@ impl Drop for MpiWorld {
             comm::abort_job(3);
         }
         self.root.drain();
+        // MPI_Finalize waits for all ranks and cannot be interrupted: make sure that all
+        // have come this far.
+        if self.left.load(Ordering::Acquire)
+            && let Err(error) = self.root.engine_ref().leave()
+        {
+            report(&format!("error: {error}; ending the job\n"));
+            comm::abort_job(3);
+        }
         comm::close();
+        // Not dropped: the process ends first, or MPI_Finalize hangs.
+        std::mem::forget(Deadline::start(self.timeout, || {
+            if comm::is_running() {
+                report("error: not all ranks have left the MPI job within its timeout; ending the job\n");
+                std::process::exit(3);
+            }
+        }));
+    }
+}
+
+/// Writes a message in one piece, so that output of other ranks does not interleave.
+fn report(text: &str) {
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+/// Calls a function after some time, unless dropped before.
+struct Deadline(#[expect(dead_code, reason = "dropping it ends the thread")] Sender<()>);
+
+impl Deadline {
+    fn start(after: Duration, late: impl FnOnce() + Send + 'static) -> Self {
+        let (alive, dropped) = channel::<()>();
+        thread::spawn(move || {
+            if dropped.recv_timeout(after) == Err(RecvTimeoutError::Timeout) {
+                late();
+            }
+        });
+        Self(alive)
     }
 }
 
 fn end_job_on_panic(rank: usize) {
-    let report = panic::take_hook();
+    let hook = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        report(info);
+        hook(info);
         if comm::is_running() {
-            // One write, so that output of other ranks does not interleave.
-            let text = format!("error: rank {rank} panicked; ending the job\n");
-            let _ = std::io::stderr().write_all(text.as_bytes());
+            report(&format!("error: rank {rank} panicked; ending the job\n"));
             comm::abort_job(3);
         }
     }));

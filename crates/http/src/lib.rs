@@ -1,6 +1,7 @@
 //! HTTP policy shared by downloads, the API backend and object storage.
 //!
 //! * [`RetryPolicy`] decides whether a failed request is sent again, and when.
+//! * [`MinSpeed`] ends a response that trickles in.
 //! * [`retry_after`] reads the delay that a server asks for.
 //! * [`Secret`] holds a token or key that never appears in output.
 //! * [`build_client`] builds the client that all requests go through.
@@ -25,11 +26,14 @@
 //! # }
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod client;
 mod retry;
 mod retry_after;
 mod runtime;
 mod secret;
+mod speed;
 mod url;
 
 pub use client::{ClientError, Proxies, build_client, install_crypto_provider, root_cause};
@@ -37,4 +41,5 @@ pub use retry::{GaveUp, RequestError, Retries, RetryPolicy, Retryable};
 pub use retry_after::retry_after;
 pub use runtime::IoRuntime;
 pub use secret::{InvalidSecret, Secret};
+pub use speed::{MinSpeed, SpeedWatch, TooSlow};
 pub use url::{redact_url, redact_url_text};

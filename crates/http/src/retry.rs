@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 
+use crate::speed::MinSpeed;
+
 /// Limits and delays of retries.
 ///
 /// Delays double from [`initial_backoff`](Self::initial_backoff) to
@@ -26,6 +28,8 @@ pub struct RetryPolicy {
     pub max_retry_after: Duration,
     /// Time after the first failure in which retries may start.
     pub max_elapsed: Duration,
+    /// Least speed of a response; a slower one has failed.
+    pub min_speed: MinSpeed,
 }
 
 impl Default for RetryPolicy {
@@ -36,6 +40,7 @@ impl Default for RetryPolicy {
             max_backoff: Duration::from_secs(30),
             max_retry_after: Duration::from_secs(300),
             max_elapsed: Duration::MAX,
+            min_speed: MinSpeed::default(),
         }
     }
 }

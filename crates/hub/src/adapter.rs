@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fancy_regex::Regex;
+use fancy_regex::{Regex, RegexBuilder};
 use serde_json::{Map, Value};
 use weightloom_checkpoint::formats::peft;
 use weightloom_checkpoint::{
@@ -30,6 +30,8 @@ pub enum AdapterError {
     Config(ConfigError),
     #[error("expected a JSON object in `{}`: {message}", peft::CONFIG)]
     NotJson { message: String },
+    #[error("`{key}` has {found} patterns, more than the limit of {limit}")]
+    ManyPatterns { key: &'static str, found: usize, limit: usize },
     #[error("invalid regular expression `{pattern}` in `{key}`: {message}")]
     Pattern { key: &'static str, pattern: String, message: String },
     #[error("`r` is {configured} in `{}`, but the tensors of `{module}` have rank {found}", peft::CONFIG)]
@@ -62,6 +64,21 @@ impl Hint for AdapterError {
     }
 }
 
+/// Reads an adapter's configuration without its tensors, for fuzzing.
+#[doc(hidden)]
+pub fn check_adapter_config(config: &Map<String, Value>) -> Result<(), AdapterError> {
+    let scales = LoraScales::new(config)?;
+    let module = "model.layers.0.self_attn.q_proj";
+    let _ = matching(&scales.alphas, module);
+    scales.check_rank(module, 8)
+}
+
+/// Limit for patterns of one key.
+const MAX_PATTERNS: usize = 10_000;
+
+/// Limit for steps of a pattern that searches again and again; names are short.
+const MAX_BACKTRACKS: usize = 10_000;
+
 /// LoRA scales of the modules.
 struct LoraScales {
     alpha: f64,
@@ -76,11 +93,16 @@ struct LoraScales {
 fn patterns<T: ConfigValue>(fields: &Fields<'_>, key: &'static str) -> Result<Vec<(Regex, T)>, AdapterError> {
     let wrong = AdapterError::Config;
     let mut patterns = Vec::new();
-    for (pattern, value) in fields.get_or(key, Map::new()).map_err(wrong)? {
+    let map = fields.get_or(key, Map::new()).map_err(wrong)?;
+    if map.len() > MAX_PATTERNS {
+        return Err(AdapterError::ManyPatterns { key, found: map.len(), limit: MAX_PATTERNS });
+    }
+    for (pattern, value) in map {
         let inside = Map::from_iter([(pattern.clone(), value)]);
         let value = Fields::inside(&inside, key).get(&pattern).map_err(wrong)?;
         // A pattern matches the end of a name.
-        let regex = Regex::new(&format!(r"^(.*\.)?({pattern})$"));
+        let regex =
+            RegexBuilder::new(&format!(r"^(.*\.)?({pattern})$")).backtrack_limit(MAX_BACKTRACKS).build();
         let message =
             |error: fancy_regex::Error| AdapterError::Pattern { key, pattern, message: error.to_string() };
         patterns.push((regex.map_err(message)?, value));

@@ -7,8 +7,9 @@ use serde_json::{Map, Value};
 use weightloom_checkpoint::storage::LocalStorage;
 use weightloom_checkpoint::{
     ConvertOptions, ConvertReport, Format, KeyMap, KeyRule, LocalTensor, Observer, SaveFormat, SaveOptions,
-    Saver, Source, State, Target, TensorSpec, convert,
+    Saver, Source, State, StorageError, Target, TensorSpec, convert,
 };
+use weightloom_files::{StagingFolder, WriteError};
 use weightloom_gang::{GangOptions, solo};
 use weightloom_layout::{DType, Region};
 use weightloom_nn::{Decoder, NnError, merge_adapter};
@@ -95,24 +96,25 @@ pub fn save_decoder(
     }
     let dtype = decoder.parameters().first().map(|(_, value)| value.dtype());
     let back = published_names(model)?;
-    // Beside the target, to be on the same file system.
-    let mut name = target.file_name().unwrap_or_default().to_os_string();
-    name.push(".merged");
-    let folder = target.with_file_name(name);
-    let written = write_parameters(decoder, &folder).and_then(|()| {
-        let source = Source::open(&folder)?;
-        let source = if back.rules.is_empty() { source } else { source.with_keys(&back)? };
-        let save = SaveOptions {
-            format: SaveFormat::HuggingFace,
-            assets: assets(model, &config, dtype)?,
-            ..SaveOptions::default()
-        };
-        let convert_options = ConvertOptions { save, dtype: None, only: None };
-        Ok(convert(&source, &Target::Folder(target.to_owned()), &convert_options, observer)?)
+    // Beside the target, to be on the same file system. It has a unique name,
+    // and goes in any case.
+    let name = format!(".{}.merged", target.file_name().unwrap_or_default().to_string_lossy());
+    let staging = StagingFolder::create(&target.with_file_name(name)).map_err(|error| match error {
+        WriteError::InUse { holder, .. } => WriteError::InUse { path: target.display().to_string(), holder },
+        other => other,
     });
-    // The intermediate folder goes in any case.
-    let _ = std::fs::remove_dir_all(&folder);
-    written
+    let staging = staging.map_err(weightloom_checkpoint::CheckpointError::from)?;
+    let folder = staging.path().join("parameters");
+    write_parameters(decoder, &folder)?;
+    let source = Source::open(&folder)?;
+    let source = if back.rules.is_empty() { source } else { source.with_keys(&back)? };
+    let save = SaveOptions {
+        format: SaveFormat::HuggingFace,
+        assets: assets(model, &config, dtype)?,
+        ..SaveOptions::default()
+    };
+    let convert_options = ConvertOptions { save, dtype: None, only: None };
+    Ok(convert(&source, &Target::Folder(target.to_owned()), &convert_options, observer)?)
 }
 
 /// Mapping from the decoder's names to published ones.
@@ -152,6 +154,13 @@ fn assets(
     dtype: Option<DType>,
 ) -> Result<BTreeMap<String, Vec<u8>>, HubError> {
     let mut assets = text_files(model)?;
+    // Its keys are copied.
+    if model.source().index.format() != Format::Gguf {
+        match model.source().storage.check_inside("config.json") {
+            Ok(()) | Err(StorageError::Missing { .. }) => {}
+            Err(error) => return Err(weightloom_checkpoint::CheckpointError::from(error).into()),
+        }
+    }
     let own = crate::model::own_config(model.source())?.unwrap_or_default();
     let stored =
         model.source().index.tensors().values().map(|entry| entry.dtype).find(|dtype| dtype.is_float());
@@ -169,7 +178,7 @@ pub fn text_files(model: &Model) -> Result<BTreeMap<String, Vec<u8>>, HubError> 
     let mut assets = BTreeMap::new();
     let checkpoint = weightloom_checkpoint::CheckpointError::from;
     for name in TEXT_FILES {
-        if let Some(bytes) = model.text_source.read(name).map_err(checkpoint)? {
+        if let Some(bytes) = model.text_source.read_to_copy(name).map_err(checkpoint)? {
             assets.insert((*name).to_owned(), bytes);
         }
     }
@@ -199,7 +208,7 @@ pub fn text_files_of_folder(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, 
     let files = Files(std::sync::Arc::new(LocalStorage::new(folder)));
     let mut found = BTreeMap::new();
     for name in TEXT_FILES {
-        let read = files.read(name).map_err(weightloom_checkpoint::CheckpointError::from)?;
+        let read = files.read_to_copy(name).map_err(weightloom_checkpoint::CheckpointError::from)?;
         found.extend(read.map(|bytes| ((*name).to_owned(), bytes)));
     }
     Ok(found)

@@ -38,8 +38,10 @@ mod url;
 
 pub use choice::FileChoice;
 pub use error::{FetchError, TokenUse, TransferError};
+#[doc(hidden)]
+pub use listing::check_listing;
 pub use observer::{FetchObserver, LockWait};
 pub use repo::{Completeness, FetchedFile, FetchedRepo, HfRepo, fetch_repo};
 pub use settings::{CacheCheck, FetchSettings, NetworkAccess};
 pub use url::{Expected, FetchedUrl, fetch_url};
-pub use weightloom_http::{Proxies, RetryPolicy, Secret};
+pub use weightloom_http::{MinSpeed, Proxies, RetryPolicy, Secret};

@@ -6,6 +6,8 @@
 //!
 //! This crate does not read the environment; the program passes settings in.
 
+#![forbid(unsafe_code)]
+
 pub mod cards;
 pub mod fetch;
 pub mod text;
@@ -26,6 +28,8 @@ mod text_generator;
 mod training_data;
 mod yaml_family;
 
+#[doc(hidden)]
+pub use adapter::check_adapter_config;
 pub use adapter::{AdapterError, load_adapter};
 pub use config::{ConfigError, ConfigValue, FamilyConfig, Fields, apply_overrides};
 pub use error::{CheckpointMismatch, HubError};

@@ -59,6 +59,16 @@ impl Files {
         }
     }
 
+    /// Reads a file that will be copied, if it exists. Refuses a link to a place
+    /// outside of the folder.
+    pub(crate) fn read_to_copy(&self, name: &str) -> Result<Option<Vec<u8>>, StorageError> {
+        match self.0.check_inside(name) {
+            Ok(()) => self.read(name),
+            Err(StorageError::Missing { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Reads a file, with errors of tokenizers.
     fn read_text(&self, name: &str) -> Result<Option<Vec<u8>>, TextError> {
         self.read(name).map_err(|error| TextError::Read { file: name.to_owned(), message: error.to_string() })

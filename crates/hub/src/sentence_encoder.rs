@@ -120,6 +120,9 @@ impl Sizes {
             types: fields.get_or("type_vocab_size", 2)?,
             eps: fields.get_or("layer_norm_eps", 1e-12)?,
         };
+        if sizes.positions == 0 {
+            return Err(fields.not_supported("max_position_embeddings", &["a positive number"]));
+        }
         if sizes.heads == 0 || !sizes.hidden.is_multiple_of(sizes.heads) {
             return Err(fields.not_supported("num_attention_heads", &["a divisor of hidden_size"]));
         }

@@ -35,6 +35,7 @@ mod streamer;
 mod token_decoder;
 mod tokenizer;
 mod tokenizer_config;
+mod tokenizer_limits;
 
 pub use chat::{
     ChatContext, ChatError, ChatTemplate, ChatTemplates, GenerationPrompt, InvalidMessage, Message,

@@ -86,10 +86,19 @@ impl TextGenerator {
 
     /// Renders and encodes a conversation, ready for the assistant's turn.
     pub fn encode_chat(&self, messages: &[Message], context: &ChatContext) -> Result<Vec<u32>, HubError> {
+        self.encode_rendered(&self.render_chat(messages, context)?)
+    }
+
+    /// Renders a conversation, ready for the assistant's turn.
+    pub fn render_chat(&self, messages: &[Message], context: &ChatContext) -> Result<String, HubError> {
         let template = self.templates.pick(context).ok_or(HubError::NoChatTemplate)?;
-        let text = template.render(messages, GenerationPrompt::Add, context)?;
+        Ok(template.render(messages, GenerationPrompt::Add, context)?)
+    }
+
+    /// Encodes a rendered conversation.
+    pub fn encode_rendered(&self, text: &str) -> Result<Vec<u32>, HubError> {
         // Templates include the special tokens.
-        Ok(self.tokenizer.encode(&text, Special::Plain)?)
+        Ok(self.tokenizer.encode(text, Special::Plain)?)
     }
 
     /// The end-of-text tokens of the model and its tokenizer.
@@ -111,6 +120,18 @@ impl TextGenerator {
         &self,
         request: &GenerateRequest,
         stop: &StopCriteria,
+        on_token: impl FnMut(&StreamedToken) -> ControlFlow<()>,
+    ) -> Result<Vec<GeneratedText>, HubError> {
+        self.generate_checked(request, stop, || ControlFlow::Continue(()), on_token)
+    }
+
+    /// The same with a call of `check` before each chunk of the prompts, which may
+    /// break: nothing is generated then.
+    pub fn generate_checked(
+        &self,
+        request: &GenerateRequest,
+        stop: &StopCriteria,
+        check: impl FnMut() -> ControlFlow<()>,
         mut on_token: impl FnMut(&StreamedToken) -> ControlFlow<()>,
     ) -> Result<Vec<GeneratedText>, HubError> {
         let mut request = request.clone();
@@ -121,6 +142,9 @@ impl TextGenerator {
         let mut rows: Vec<Row> =
             request.prompts.iter().map(|prompt| Row::new(&self.tokenizer, prompt, stop)).collect();
         let mut generation = Generation::new(&self.decoder, self.adapter_spec(), request)?;
+        if generation.prefill(check)?.is_break() {
+            return Ok(rows.into_iter().map(Row::into_text).collect());
+        }
         while !generation.is_done() {
             for token in generation.step()? {
                 let row = &mut rows[token.row];
@@ -150,6 +174,17 @@ impl TextGenerator {
     /// tokens at its position.
     pub fn score(&self, rows: &[&[u32]], top: usize) -> Result<Vec<Vec<TokenLogprobs>>, HubError> {
         Ok(self.decoder.score(rows, top, self.adapter_spec())?)
+    }
+
+    /// The same with a call of `check` before each chunk of the rows, which may
+    /// break: the result is then `None`.
+    pub fn score_checked(
+        &self,
+        rows: &[&[u32]],
+        top: usize,
+        check: impl FnMut() -> ControlFlow<()>,
+    ) -> Result<Option<Vec<Vec<TokenLogprobs>>>, HubError> {
+        Ok(self.decoder.score_checked(rows, top, self.adapter_spec(), check)?)
     }
 }
 

@@ -17,6 +17,8 @@
 //! # Ok::<(), weightloom_hub::FamilyError>(())
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod archs;
 mod rope;
 mod transformer;

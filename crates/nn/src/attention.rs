@@ -14,7 +14,7 @@ use crate::linear::Linear;
 use crate::norm::Norm;
 use crate::packing::PackedDocuments;
 use crate::plan::reduce_partial;
-use crate::prefix_tree::PrefixTree;
+use crate::prefix_tree::TreeChunk;
 use crate::rope::{Rope, rotate};
 
 /// Projections and norms of self-attention.
@@ -37,7 +37,7 @@ pub(crate) struct PositionInfo {
     /// Set if rows are packed: positions restart with each document.
     pub(crate) documents: Option<PackedDocuments>,
     /// Set if rows are the tokens of a prefix tree.
-    tree: Option<PrefixTree>,
+    tree: Option<TreeChunk>,
 }
 
 impl PositionInfo {
@@ -76,7 +76,7 @@ impl PositionInfo {
     }
 
     /// Attends along a tree whose tokens are the rows.
-    pub(crate) fn with_tree(self, tree: PrefixTree) -> Self {
+    pub(crate) fn with_tree(self, tree: TreeChunk) -> Self {
         Self { tree: Some(tree), ..self }
     }
 

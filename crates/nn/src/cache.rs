@@ -4,11 +4,14 @@
 //! position. A row's keys are therefore where they would be in a batch of one,
 //! and its results have the same bits in every batch.
 
+use std::ops::Range;
+
 use weightloom_dtensor::DTensor;
 use weightloom_layout::{Layout, Shape};
 use weightloom_tensor::Tensor;
 
 use crate::error::NnError;
+use crate::prefix_tree::concat_spans;
 
 /// Keys and values of earlier tokens, per layer and row.
 #[derive(Debug, Default)]
@@ -69,9 +72,29 @@ impl Cache {
         Ok(())
     }
 
+    /// Makes a cache with a row for each list of spans of the first row of
+    /// another, which it frees layer by layer.
+    pub(crate) fn from_row(
+        mut other: Self,
+        rows: &[Vec<Range<usize>>],
+        capacity: usize,
+    ) -> Result<Self, NnError> {
+        let mut cache = Self::new(rows.len(), capacity);
+        for layer in 0..other.layers.len() {
+            let Some([keys, values]) = other.layers[layer].take() else { continue };
+            let rows: Result<Vec<[DTensor; 2]>, NnError> = rows
+                .iter()
+                .map(|spans| Ok([concat_spans(&keys, spans)?, concat_spans(&values, spans)?]))
+                .collect();
+            cache.fill(layer, &rows?)?;
+        }
+        cache.advance(rows.iter().map(|spans| spans.iter().map(Range::len).sum()));
+        Ok(cache)
+    }
+
     /// Writes the keys and values of a layer, `[1, heads, length, width]` per
     /// row, to an empty cache.
-    pub(crate) fn fill(&mut self, layer: usize, rows: &[[DTensor; 2]]) -> Result<(), NnError> {
+    fn fill(&mut self, layer: usize, rows: &[[DTensor; 2]]) -> Result<(), NnError> {
         let longest = rows.iter().map(|[keys, _]| keys.shape()[2]).max().unwrap_or(0);
         let side = |side: usize| -> Result<DTensor, NnError> {
             let rows: Result<Vec<DTensor>, NnError> = rows

@@ -129,8 +129,12 @@ impl LayerChoice {
         }
     }
 
-    /// The layers that satisfy a predicate.
+    /// The layers that satisfy a predicate. A number of layers that
+    /// [`DecoderConfig::check`] rejects gives all.
     pub fn matching(layers: usize, predicate: impl Fn(usize) -> bool) -> Self {
+        if layers > MAX_LAYERS {
+            return Self::All;
+        }
         let matching: Vec<usize> = (0..layers).filter(|&layer| predicate(layer)).collect();
         if matching.len() == layers { Self::All } else { Self::Only(matching) }
     }
@@ -345,6 +349,10 @@ pub enum ConfigError {
     Odd { key: &'static str, value: usize },
     #[error("`{key}` of {value} is not a positive number")]
     NotPositive { key: &'static str, value: String },
+    #[error("`{key}` of {value} exceeds the limit of {limit}")]
+    TooLarge { key: &'static str, value: usize, limit: usize },
+    #[error("the model would have {parameters} parameters, more than the limit of {limit}")]
+    Parameters { parameters: u128, limit: u128 },
     #[error("cannot combine `{key}` with `{other}`")]
     Excludes { key: &'static str, other: &'static str },
 }
@@ -358,10 +366,34 @@ impl Hint for ConfigError {
                 (fits.len() <= 24)
                     .then(|| format!("with `{of}` = {whole}, `{key}` can be {}", fits.join(", ")))
             }
+            Self::TooLarge { .. } | Self::Parameters { .. } => {
+                Some("check the numbers in `config.json`, or in the metadata of the GGUF file".to_owned())
+            }
             _ => None,
         }
     }
 }
+
+/// Limit for layers; published models have up to about 130.
+const MAX_LAYERS: usize = 1 << 12;
+
+/// Limits that no real model reaches, so that files cannot ask for more than
+/// any machine has, and so that products of sizes do not overflow.
+const LIMITS: [(&str, usize); 10] = [
+    ("vocabulary", 1 << 28),
+    ("hidden", 1 << 22),
+    ("layers", MAX_LAYERS),
+    ("max_positions", 1 << 40),
+    ("attention.heads", 1 << 16),
+    ("attention.kv_heads", 1 << 16),
+    ("attention.width", 1 << 16),
+    ("mlp.inner", 1 << 26),
+    ("experts.count", 1 << 16),
+    ("experts.inner", 1 << 26),
+];
+
+/// Limit for parameters.
+const MAX_PARAMETERS: u128 = 1 << 46;
 
 impl DecoderConfig {
     /// Checks that the options are valid and compatible.
@@ -381,8 +413,19 @@ impl DecoderConfig {
             ("experts.chosen", self.experts.as_ref().map_or(1, |experts| experts.chosen)),
             ("experts.inner", self.experts.as_ref().map_or(1, |experts| experts.inner)),
         ];
+        for (key, value) in sizes {
+            let limit =
+                LIMITS.iter().find(|(limited, _)| *limited == key).map_or(usize::MAX, |limit| limit.1);
+            if value > limit {
+                return Err(ConfigError::TooLarge { key, value, limit });
+            }
+        }
         if let Some(&(key, _)) = sizes.iter().find(|(_, size)| *size == 0) {
             return Err(ConfigError::Zero { key });
+        }
+        let parameters = self.most_parameters();
+        if parameters > MAX_PARAMETERS {
+            return Err(ConfigError::Parameters { parameters, limit: MAX_PARAMETERS });
         }
         let (heads, kv_heads) = (attention.heads, attention.kv_heads);
         if !heads.is_multiple_of(kv_heads) {
@@ -403,6 +446,25 @@ impl DecoderConfig {
         }
         self.check_numbers()?;
         self.check_layers()
+    }
+
+    /// An upper bound of the number of parameters, without going through them.
+    fn most_parameters(&self) -> u128 {
+        let wide = |size: usize| size as u128;
+        let (hidden, attention) = (wide(self.hidden), &self.attention);
+        let heads = wide(attention.heads) + wide(attention.kv_heads);
+        let attention = 2 * (heads * wide(attention.width) + 4) * (hidden + 1);
+        let experts = self
+            .experts
+            .as_ref()
+            .map_or(0, |experts| wide(experts.count) * (3 * wide(experts.inner) + 1) * (hidden + 1));
+        let mlp = 3 * (wide(self.mlp.inner) + 1) * (hidden + 1);
+        let positions = match self.positions {
+            PositionConfig::Learned => wide(self.max_positions),
+            PositionConfig::Rope(_) => 0,
+        };
+        let embeddings = (2 * wide(self.vocabulary) + positions + 2) * (hidden + 1);
+        wide(self.layers) * (attention + experts.max(mlp) + 8 * hidden) + embeddings
     }
 
     fn check_numbers(&self) -> Result<(), ConfigError> {
@@ -456,6 +518,10 @@ impl DecoderConfig {
         ];
         for (key, choice) in choices {
             let Some(LayerChoice::Only(layers)) = choice else { continue };
+            if layers.len() > self.layers {
+                let (value, limit) = (layers.len(), self.layers);
+                return Err(ConfigError::Above { key, value, limit, of: "layers" });
+            }
             if let Some(&value) = layers.iter().find(|&&layer| layer >= self.layers) {
                 return Err(ConfigError::Above { key, value, limit: self.layers - 1, of: "layers - 1" });
             }

@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use weightloom_dtensor::{DTensor, DistContext, GradientReduction};
-use weightloom_layout::{Layout, Shape};
+use weightloom_layout::{DType, Layout, Shape};
 use weightloom_tensor::Tensor;
 
 use crate::batch_adapters::BatchAdapters;
@@ -108,6 +108,16 @@ impl Decoder {
     /// The distributed context of the ranks that share the stage.
     pub fn dist(&self) -> &Arc<DistContext> {
         &self.structure.dist
+    }
+
+    /// The bytes of keys and values that a [`Cache`](crate::Cache) holds per token,
+    /// on all ranks together.
+    pub fn cache_bytes_per_token(&self) -> usize {
+        let Structure { config, stage, plan, .. } = &*self.structure;
+        let held = self.parameters.first().map_or(DType::F32, |(_, value)| value.dtype());
+        let element = plan.usage().dtype.unwrap_or(held).size();
+        let attention = &config.attention;
+        2 * stage.layers.len() * attention.kv_heads * attention.width * element
     }
 
     /// Parameters with their names, in the order of [`parameters`](crate::parameters).

@@ -1,5 +1,7 @@
 //! Text generation, one token of each row at a time.
 
+use std::ops::ControlFlow;
+
 use weightloom_dtensor::DTensor;
 use weightloom_layout::DType;
 use weightloom_tensor::no_grad;
@@ -9,6 +11,7 @@ use crate::cache::Cache;
 use crate::config::PositionConfig;
 use crate::decoder::{Decoder, ForwardArgs, Input};
 use crate::error::NnError;
+use crate::prefill::Prefill;
 use crate::prefix_tree::Sequence;
 use crate::sampling::{Sampler, Sampling};
 use crate::score::{TokenLogprobs, token_logprobs};
@@ -73,6 +76,11 @@ pub struct Generation<'a> {
     /// The samplers of rows that have their own.
     row_samplers: Vec<Sampler>,
     cache: Cache,
+    /// Positions to reserve for each row.
+    capacity: usize,
+    prefill_chunk: Option<usize>,
+    /// The logits after the prompts, until the first step uses them.
+    prefilled: Option<Vec<f32>>,
     /// The rows in the cache, in its order.
     live: Vec<usize>,
     added: Vec<Vec<u32>>,
@@ -113,6 +121,9 @@ impl<'a> Generation<'a> {
             sampler,
             row_samplers: Vec::new(),
             cache: Cache::new(rows, capacity),
+            capacity,
+            prefill_chunk: None,
+            prefilled: None,
             live: (0..rows).collect(),
             added: vec![Vec::new(); rows],
             finished: vec![finish; rows],
@@ -132,6 +143,71 @@ impl<'a> Generation<'a> {
         Ok(self)
     }
 
+    /// Computes at most this many tokens of the prompts at a time, instead of a
+    /// number that depends on the size of the model. Results are the same.
+    #[must_use]
+    pub fn with_prefill_chunk(mut self, tokens: usize) -> Self {
+        self.prefill_chunk = Some(tokens);
+        self
+    }
+
+    /// Computes the prompts in chunks, and calls `check` before each: it may
+    /// break, which leaves the generation as it was before. The first step
+    /// prefills if this was not called.
+    pub fn prefill(
+        &mut self,
+        mut check: impl FnMut() -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, NnError> {
+        if self.is_done() || !self.needs_prefill() {
+            return Ok(ControlFlow::Continue(()));
+        }
+        let groups: Vec<AdapterRows<'a>> = group_by_adapter(self.live.iter().map(|row| self.adapters[*row]));
+        let numbers = groups.iter().enumerate();
+        let numbers = numbers.flat_map(|(number, group)| std::iter::repeat_n(number, group.rows));
+        let sequences: Vec<Sequence<'_>> = self
+            .live
+            .iter()
+            .zip(numbers)
+            .map(|(row, adapter)| Sequence { tokens: &self.request.prompts[*row], adapter })
+            .collect();
+        let adapters = groups.iter().map(|group| group.adapter).collect();
+        let mut prefill = Prefill::new(self.decoder, &sequences, adapters, self.capacity)?;
+        if let Some(tokens) = self.prefill_chunk {
+            prefill.set_chunk(tokens);
+        }
+        // Several sequences may end with the same token of the tree.
+        let last: Vec<usize> = (0..sequences.len()).map(|sequence| prefill.last_token(sequence)).collect();
+        let mut wanted = last.clone();
+        wanted.sort_unstable();
+        wanted.dedup();
+        let mut hidden = Vec::new();
+        loop {
+            if check().is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+            let Some(chunk) = prefill.next_chunk()? else { break };
+            let inside: Vec<usize> =
+                wanted.iter().copied().filter(|token| chunk.range.contains(token)).collect();
+            if !inside.is_empty() {
+                hidden.push(prefill.select(&chunk, &inside)?);
+            }
+        }
+        let hidden = no_grad(|| DTensor::cat(&hidden.iter().collect::<Vec<_>>(), 0))?;
+        let logits = prefill.logits(&hidden, &wanted)?;
+        let vocabulary = self.decoder.config().vocabulary;
+        let logits = last.iter().flat_map(|token| {
+            let at = wanted.binary_search(token).unwrap_or(0) * vocabulary;
+            logits[at..at + vocabulary].iter().copied()
+        });
+        self.prefilled = Some(logits.collect());
+        self.cache = prefill.into_cache(self.capacity)?;
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn needs_prefill(&self) -> bool {
+        self.cache.lengths().iter().all(|length| *length == 0)
+    }
+
     /// Whether all rows have ended.
     pub fn is_done(&self) -> bool {
         self.finished.iter().all(Option::is_some)
@@ -149,8 +225,16 @@ impl<'a> Generation<'a> {
         if self.is_done() {
             return Ok(Vec::new());
         }
-        self.drop_finished_rows()?;
-        let logits = no_grad(|| self.next_logits())?;
+        if self.needs_prefill() {
+            let _ = self.prefill(|| ControlFlow::Continue(()))?;
+        }
+        let logits = match self.prefilled.take() {
+            Some(logits) => logits,
+            None => {
+                self.drop_finished_rows()?;
+                no_grad(|| self.decode())?
+            }
+        };
         let vocabulary = self.decoder.config().vocabulary;
         let mut tokens = Vec::new();
         for (&row, logits) in self.live.iter().zip(logits.chunks_exact(vocabulary)) {
@@ -215,32 +299,9 @@ impl<'a> Generation<'a> {
         Ok(())
     }
 
-    /// The logits of the next token of each row in the cache.
-    fn next_logits(&mut self) -> Result<Vec<f32>, NnError> {
+    /// Computes the last token of each row in the cache, and the logits of the next.
+    fn decode(&mut self) -> Result<Vec<f32>, NnError> {
         let groups: Vec<AdapterRows<'a>> = group_by_adapter(self.live.iter().map(|row| self.adapters[*row]));
-        let is_empty = self.cache.lengths().iter().all(|length| *length == 0);
-        let logits = if is_empty { self.prefill(&groups)? } else { self.decode(&groups)? };
-        Ok(logits.cast(DType::F32)?.full_tensor()?.to_vec::<f32>()?)
-    }
-
-    /// Computes the prompts, shared prefixes once.
-    fn prefill(&mut self, groups: &[AdapterRows<'a>]) -> Result<DTensor, NnError> {
-        let adapters: Vec<Option<AdapterSpec<'a>>> = groups.iter().map(|group| group.adapter).collect();
-        let numbers = groups.iter().enumerate();
-        let numbers = numbers.flat_map(|(number, group)| std::iter::repeat_n(number, group.rows));
-        let sequences: Vec<Sequence<'_>> = self
-            .live
-            .iter()
-            .zip(numbers)
-            .map(|(row, adapter)| Sequence { tokens: &self.request.prompts[*row], adapter })
-            .collect();
-        let last: Vec<(usize, usize)> =
-            sequences.iter().enumerate().map(|(row, sequence)| (row, sequence.tokens.len() - 1)).collect();
-        self.decoder.prefill_prefix_tree(Some(&mut self.cache), &sequences, &adapters)?.logits(&last)
-    }
-
-    /// Computes the last token of each row.
-    fn decode(&mut self, groups: &[AdapterRows<'a>]) -> Result<DTensor, NnError> {
         let last_tokens: Vec<&[u32]> = self
             .live
             .iter()
@@ -250,11 +311,12 @@ impl<'a> Generation<'a> {
             })
             .collect();
         let input = Input::Tokens(self.decoder.tokens(&last_tokens)?);
-        let adapters = BatchAdapters::Groups(groups);
+        let adapters = BatchAdapters::Groups(&groups);
         let args = ForwardArgs { cache: Some(&mut self.cache), adapters, ..ForwardArgs::default() };
         let hidden = self.decoder.forward(input, args)?;
         let last: Vec<(usize, usize)> = (0..last_tokens.len()).map(|row| (row, 0)).collect();
-        self.decoder.logits(&self.decoder.select_positions(&hidden, &last)?, adapters)
+        let logits = self.decoder.logits(&self.decoder.select_positions(&hidden, &last)?, adapters)?;
+        Ok(logits.cast(DType::F32)?.full_tensor()?.to_vec::<f32>()?)
     }
 
     /// Generates until all rows have ended.

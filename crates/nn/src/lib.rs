@@ -12,6 +12,8 @@
 //! Parameters have the names that Llama models have on Hugging Face. See
 //! [`Decoder`] for an example.
 
+#![forbid(unsafe_code)]
+
 mod adapter;
 mod attention;
 mod batch_adapters;
@@ -29,6 +31,7 @@ mod norm;
 mod packing;
 mod parameter;
 mod plan;
+mod prefill;
 mod prefix_tree;
 mod rope;
 mod sampling;

@@ -8,6 +8,7 @@
 mod forward;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use weightloom_dtensor::DTensor;
 use weightloom_tensor::Attention as AttentionOptions;
@@ -128,9 +129,34 @@ impl PrefixTree {
         spans
     }
 
+    /// The number of sequences.
+    pub(crate) fn sequence_count(&self) -> usize {
+        self.sequences.len()
+    }
+}
+
+/// Consecutive tokens of a tree that one forward pass computes. Their ancestors
+/// are computed in the same pass, or are in its cache.
+pub(crate) struct TreeChunk {
+    tree: Arc<PrefixTree>,
+    range: Range<usize>,
+}
+
+impl TreeChunk {
+    /// Some of the tokens, with the ones before them in a cache.
+    pub(crate) fn new(tree: Arc<PrefixTree>, range: Range<usize>) -> Self {
+        Self { tree, range }
+    }
+
+    /// All tokens of a tree.
+    pub(crate) fn whole(tree: Arc<PrefixTree>) -> Self {
+        let range = 0..tree.tokens.len();
+        Self { tree, range }
+    }
+
     /// Attention within each node and to its ancestors, of queries, keys and
     /// values `[tokens, heads, 1, width]`; the result is `[tokens, 1, heads,
-    /// width]`.
+    /// width]`. A cache holds the earlier tokens of the tree as one row.
     pub(crate) fn attention(
         &self,
         queries_keys_values: [&DTensor; 3],
@@ -140,31 +166,32 @@ impl PrefixTree {
         // A view with the tokens of each head next to each other.
         let [queries, keys, values] = queries_keys_values.map(|x| x.transpose(0, 2));
         let (queries, keys, values) = (queries?, keys?, values?);
-        let mut attended = Vec::with_capacity(self.nodes.len());
-        for number in 0..self.nodes.len() {
-            let path = self.path(number);
-            let own = &self.nodes[number].span;
-            let queries = queries.narrow(2, own.start, own.len())?;
+        let [keys, values] = match cache {
+            Some((cache, layer)) => cache.append(layer, [&keys, &values])?,
+            None => [keys, values],
+        };
+        let mut attended = Vec::new();
+        for (number, node) in self.tree.nodes.iter().enumerate() {
+            let own = node.span.start.max(self.range.start)..node.span.end.min(self.range.end);
+            if own.is_empty() {
+                continue;
+            }
+            let mut path = self.tree.path(number);
+            if let Some(last) = path.last_mut() {
+                last.end = own.end;
+            }
+            let queries = queries.narrow(2, own.start - self.range.start, own.len())?;
             let output =
                 queries.attention(&concat_spans(&keys, &path)?, &concat_spans(&values, &path)?, options)?;
             // `[1, heads, time, width]` is stored with heads inside tokens.
             attended.push(output.permute(&[2, 0, 1, 3])?);
-        }
-        if let Some((cache, layer)) = cache {
-            let rows: Result<Vec<[DTensor; 2]>, NnError> = (0..self.sequences.len())
-                .map(|sequence| {
-                    let spans = self.spans(sequence);
-                    Ok([concat_spans(&keys, &spans)?, concat_spans(&values, &spans)?])
-                })
-                .collect();
-            cache.fill(layer, &rows?)?;
         }
         Ok(DTensor::cat(&attended.iter().collect::<Vec<_>>(), 0)?)
     }
 }
 
 /// Concatenates spans of `[1, heads, tokens, width]`.
-fn concat_spans(x: &DTensor, spans: &[Range<usize>]) -> Result<DTensor, NnError> {
+pub(crate) fn concat_spans(x: &DTensor, spans: &[Range<usize>]) -> Result<DTensor, NnError> {
     let parts: Result<Vec<DTensor>, _> =
         spans.iter().map(|span| x.narrow(2, span.start, span.len())).collect();
     match &parts?[..] {

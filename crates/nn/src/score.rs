@@ -1,14 +1,16 @@
 //! Log-probabilities of given tokens.
 
-use weightloom_layout::DType;
-use weightloom_tensor::no_grad;
+use std::ops::ControlFlow;
 
 use crate::batch_adapters::AdapterSpec;
-use crate::decoder::{Decoder, ForwardArgs, Input};
+use crate::decoder::Decoder;
 use crate::error::NnError;
+use crate::prefill::Prefill;
+use crate::prefix_tree::Sequence;
 
-/// Positions whose logits are in memory at once.
-const CHUNK: usize = 512;
+/// Tokens of rows that are scored together. Their keys and values are in memory
+/// at once, and the logits of a chunk of them.
+const GROUP_TOKENS: usize = 4096;
 
 /// Log-probabilities at one position.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,31 +30,83 @@ impl Decoder {
         top: usize,
         adapter: Option<AdapterSpec<'_>>,
     ) -> Result<Vec<Vec<TokenLogprobs>>, NnError> {
-        no_grad(|| {
-            if let Some(row) = rows.iter().position(|row| row.is_empty()) {
-                return Err(NnError::EmptyPrompt { row });
+        let scores = self.score_checked(rows, top, adapter, || ControlFlow::Continue(()))?;
+        Ok(scores.unwrap_or_default())
+    }
+
+    /// The same in chunks, with a call of `check` before each: it may break, and
+    /// the result is then `None`.
+    pub fn score_checked(
+        &self,
+        rows: &[&[u32]],
+        top: usize,
+        adapter: Option<AdapterSpec<'_>>,
+        mut check: impl FnMut() -> ControlFlow<()>,
+    ) -> Result<Option<Vec<Vec<TokenLogprobs>>>, NnError> {
+        if let Some(row) = rows.iter().position(|row| row.is_empty()) {
+            return Err(NnError::EmptyPrompt { row });
+        }
+        let mut scores = Vec::with_capacity(rows.len());
+        let mut rest = rows;
+        while !rest.is_empty() {
+            // As many rows as fit, and at least one.
+            let ends = rest.iter().scan(0, |total, row| {
+                *total += row.len();
+                Some(*total)
+            });
+            let count = ends.take_while(|total| *total <= GROUP_TOKENS).count().max(1);
+            let (group, others) = rest.split_at(count);
+            let Some(scored) = self.score_group(group, top, adapter, &mut check)? else { return Ok(None) };
+            scores.extend(scored);
+            rest = others;
+        }
+        Ok(Some(scores))
+    }
+
+    fn score_group(
+        &self,
+        rows: &[&[u32]],
+        top: usize,
+        adapter: Option<AdapterSpec<'_>>,
+        check: &mut impl FnMut() -> ControlFlow<()>,
+    ) -> Result<Option<Vec<Vec<TokenLogprobs>>>, NnError> {
+        let sequences: Vec<Sequence<'_>> =
+            rows.iter().map(|tokens| Sequence { tokens, adapter: 0 }).collect();
+        let mut prefill = Prefill::new(self, &sequences, vec![adapter], 0)?;
+        // For each token of the tree, the rows that continue it, and where.
+        let mut targets: Vec<(usize, usize, usize)> = Vec::new();
+        for (row, tokens) in rows.iter().enumerate() {
+            let before = prefill.tokens(row).take(tokens.len() - 1);
+            targets.extend(before.enumerate().map(|(at, token)| (token, row, at + 1)));
+        }
+        targets.sort_unstable();
+        let mut scores: Vec<Vec<TokenLogprobs>> = rows.iter().map(|_| Vec::new()).collect();
+        let vocabulary = self.config().vocabulary;
+        loop {
+            if check().is_break() {
+                return Ok(None);
             }
-            let lengths: Vec<usize> = rows.iter().map(|row| row.len()).collect();
-            let input = Input::Tokens(self.tokens(rows)?);
-            let hidden = self.forward(
-                input,
-                ForwardArgs { lengths: Some(&lengths), adapters: adapter.into(), ..ForwardArgs::default() },
-            )?;
-            let positions: Vec<(usize, usize)> = lengths
-                .iter()
-                .enumerate()
-                .flat_map(|(row, length)| (0..length - 1).map(move |at| (row, at)))
-                .collect();
-            let mut scores: Vec<Vec<TokenLogprobs>> = rows.iter().map(|_| Vec::new()).collect();
-            for positions in positions.chunks(CHUNK) {
-                let logits = self.logits(&self.select_positions(&hidden, positions)?, adapter)?;
-                let logits = logits.cast(DType::F32)?.full_tensor()?.to_vec::<f32>()?;
-                for (logits, &(row, at)) in logits.chunks_exact(self.config().vocabulary).zip(positions) {
-                    scores[row].push(token_logprobs(logits, rows[row][at + 1], top));
+            let Some(chunk) = prefill.next_chunk()? else { return Ok(Some(scores)) };
+            let count = targets.partition_point(|(token, ..)| *token < chunk.range.end);
+            let later = targets.split_off(count);
+            let inside = std::mem::replace(&mut targets, later);
+            let mut tokens: Vec<usize> = inside.iter().map(|(token, ..)| *token).collect();
+            tokens.dedup();
+            if tokens.is_empty() {
+                continue;
+            }
+            let logits = prefill.logits(&prefill.select(&chunk, &tokens)?, &tokens)?;
+            for (token, row, at) in inside {
+                let index = tokens.binary_search(&token).unwrap_or(0) * vocabulary;
+                let logits = &logits[index..index + vocabulary];
+                let scored = token_logprobs(logits, rows[row][at], top);
+                // One NaN among the logits, or +inf, makes all of them NaN.
+                if scored.chosen.is_nan() {
+                    return Err(NnError::NotFinite { row, found: scored.chosen.to_string() });
                 }
+                scores[row].push(scored);
             }
-            Ok(scores)
-        })
+        }
     }
 }
 

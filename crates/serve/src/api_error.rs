@@ -44,11 +44,18 @@ impl ApiError {
         Self { code: Some(code), param, ..Self::new(status, "invalid_request_error", message) }
     }
 
-    /// Too many waiting requests.
-    pub(crate) fn queue_full(waiting: usize) -> Self {
-        let message = format!("the queue is full with {waiting} waiting requests; try again later");
+    /// A full queue.
+    pub(crate) fn queue_full(held: impl Display) -> Self {
+        let message = format!("the queue is full with {held}; try again later");
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
         Self { code: Some("queue_full"), retry_after: Some(1), ..error }
+    }
+
+    /// Too much at once, which passes.
+    pub(crate) fn busy(reason: impl Display) -> Self {
+        let message = format!("the server is busy: {reason}; try again later");
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message);
+        Self { code: Some("busy"), retry_after: Some(1), ..error }
     }
 
     /// A request that exceeded its time limit.

@@ -8,19 +8,34 @@ use axum::http::{HeaderMap, StatusCode};
 use futures_util::StreamExt;
 use tokio::time::timeout;
 
+use crate::admission::BodyMemory;
 use crate::api_error::ApiError;
 
 /// How much of a too large body is read and dropped, so that the client can
 /// receive the error.
 const MAX_DROPPED: usize = 64 << 20;
 
-/// Reads a body with a limit on its size and on the time it takes.
+/// A body with the memory that it counts for.
+pub(crate) struct RequestBody {
+    pub(crate) bytes: Vec<u8>,
+    _memory: BodyMemory,
+}
+
+/// Limits of a body.
+pub(crate) struct BodyLimits {
+    pub(crate) bytes: usize,
+    pub(crate) time: Duration,
+    pub(crate) memory: BodyMemory,
+}
+
+/// Reads a body with a limit on its size, on the time it takes, and on what all
+/// bodies take together.
 pub(crate) async fn read(
     headers: &HeaderMap,
     body: Body,
-    limit: usize,
-    time_limit: Duration,
-) -> Result<Vec<u8>, ApiError> {
+    limits: BodyLimits,
+) -> Result<RequestBody, ApiError> {
+    let BodyLimits { bytes: limit, time: time_limit, memory } = limits;
     if let Some(encoding) = headers.get(CONTENT_ENCODING)
         && encoding != "identity"
     {
@@ -28,14 +43,19 @@ pub(crate) async fn read(
         return Err(ApiError::with_code(StatusCode::UNSUPPORTED_MEDIA_TYPE, "compressed", None, message));
     }
     let announced = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    let result = timeout(time_limit, collect(body, limit, announced)).await;
+    let result = timeout(time_limit, collect(body, limit, announced, memory)).await;
     result.unwrap_or_else(|_| {
         let message = format!("the request did not arrive within {} s", time_limit.as_secs_f64());
         Err(ApiError::with_code(StatusCode::REQUEST_TIMEOUT, "slow_request", None, message))
     })
 }
 
-async fn collect(body: Body, limit: usize, announced: Option<usize>) -> Result<Vec<u8>, ApiError> {
+async fn collect(
+    body: Body,
+    limit: usize,
+    announced: Option<usize>,
+    mut memory: BodyMemory,
+) -> Result<RequestBody, ApiError> {
     let too_large = || {
         let message = format!("the request exceeds the limit of {limit} bytes");
         ApiError::with_code(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", None, message)
@@ -50,6 +70,7 @@ async fn collect(body: Body, limit: usize, announced: Option<usize>) -> Result<V
             chunk.map_err(|error| ApiError::bad_request(format!("the request was interrupted: {error}")))?;
         count += chunk.len();
         if count <= limit {
+            memory.grow(count)?;
             bytes.extend_from_slice(&chunk);
         } else {
             bytes = Vec::new();
@@ -58,5 +79,5 @@ async fn collect(body: Body, limit: usize, announced: Option<usize>) -> Result<V
             break;
         }
     }
-    if count > limit { Err(too_large()) } else { Ok(bytes) }
+    if count > limit { Err(too_large()) } else { Ok(RequestBody { bytes, _memory: memory }) }
 }

@@ -2,14 +2,14 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use weightloom_hub::TextGenerator;
 use weightloom_hub::text::{ChatContext, Message, OrderedJson, Timestamp};
+use weightloom_hub::{HubError, TextGenerator};
 
 use crate::api_error::ApiError;
-use crate::generation_params::{GenerationParams, MAX_TOP_LOGPROBS};
+use crate::generation_params::{GenerationParams, MAX_TOP_LOGPROBS, StreamMode};
 use crate::json_object::{JsonObject, unexpected};
+use crate::memory::MemoryNeed;
 use crate::message;
-use crate::options::ServeOptions;
 use crate::request::{CompletionRequest, Endpoint, Limits, Prompt, TokenBudget};
 use crate::request_keys::check_keys;
 
@@ -17,23 +17,31 @@ use crate::request_keys::check_keys;
 pub(crate) fn parse(
     fields: &JsonObject,
     generator: &TextGenerator,
-    options: &ServeOptions,
+    limits: &Limits,
 ) -> Result<CompletionRequest, ApiError> {
     check_keys(fields, Endpoint::Chat)?;
     let params = GenerationParams::parse(fields)?;
     reject_unsupported(fields)?;
     let top_logprobs = top_logprobs(fields)?;
     let budget = budget(fields)?;
-    let limits = Limits::new(generator, options);
     limits.check_batch(1, params.n)?;
     let messages = messages(fields)?;
     let context = context(fields)?;
     check_template(generator, &context)?;
-    let tokens = generator
-        .encode_chat(&messages, &context)
-        .map_err(|error| ApiError::from_model(&error, "messages"))?;
+    let failed = |error: HubError| ApiError::from_model(&error, "messages");
+    let text = generator.render_chat(&messages, &context).map_err(failed)?;
+    drop((messages, context));
+    limits.check_text(&text, "messages")?;
+    let tokens = generator.encode_rendered(&text).map_err(failed)?;
     limits.check_prompt(&tokens, "messages")?;
-    let max_new_tokens = limits.new_tokens(tokens.len(), &budget)?;
+    let need = MemoryNeed {
+        rows: params.n,
+        longest: tokens.len(),
+        prompt_tokens: tokens.len(),
+        reported: (params.stream_mode == StreamMode::Off).then(|| top_logprobs.unwrap_or(0)),
+        prompt_reported: None,
+    };
+    let max_new_tokens = limits.new_tokens(&need, &budget)?;
     let prompts = vec![Prompt { tokens, echo: None }];
     Ok(CompletionRequest { endpoint: Endpoint::Chat, prompts, max_new_tokens, params, top_logprobs })
 }

@@ -4,9 +4,9 @@ use weightloom_hub::TextGenerator;
 use weightloom_hub::text::{OrderedJson, Special, SpecialText};
 
 use crate::api_error::ApiError;
-use crate::generation_params::{GenerationParams, MAX_TOP_LOGPROBS};
+use crate::generation_params::{GenerationParams, MAX_TOP_LOGPROBS, StreamMode};
 use crate::json_object::{JsonObject, unexpected};
-use crate::options::ServeOptions;
+use crate::memory::MemoryNeed;
 use crate::request::{CompletionRequest, Echo, Endpoint, Limits, Prompt, TokenBudget};
 use crate::request_keys::check_keys;
 
@@ -17,7 +17,7 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 pub(crate) fn parse(
     fields: &JsonObject,
     generator: &TextGenerator,
-    options: &ServeOptions,
+    limits: &Limits,
 ) -> Result<CompletionRequest, ApiError> {
     check_keys(fields, Endpoint::Completion)?;
     let params = GenerationParams::parse(fields)?;
@@ -35,13 +35,21 @@ pub(crate) fn parse(
             format!("`logprobs` must be at most {MAX_TOP_LOGPROBS}"),
         ));
     }
+    // Before anything is made of a million prompts.
+    if let Some(OrderedJson::List(list)) = fields.get("prompt")
+        && !matches!(list.first(), Some(OrderedJson::Number(_)))
+    {
+        limits.check_batch(list.len(), params.n)?;
+    }
     let given = given_prompts(fields)?;
-    let limits = Limits::new(generator, options);
     limits.check_batch(given.len(), params.n)?;
     let echo = fields.flag("echo")?.unwrap_or(false);
     let offsets = if top_logprobs.is_some() { Offsets::Include } else { Offsets::Omit };
     let mut prompts = Vec::new();
     for (place, given) in given {
+        if let GivenPrompt::Text(text) = &given {
+            limits.check_text(text, &place)?;
+        }
         let tokens = given.tokens(generator)?;
         limits.check_prompt(&tokens, &place)?;
         let echo = if echo { Some(given.echo(&tokens, generator, offsets)?) } else { None };
@@ -52,8 +60,15 @@ pub(crate) fn parse(
         requested: fields.count("max_tokens")?,
         default: DEFAULT_MAX_TOKENS,
     };
-    let longest = prompts.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(0);
-    let max_new_tokens = limits.new_tokens(longest, &budget)?;
+    let lengths = prompts.iter().map(|prompt| prompt.tokens.len());
+    let need = MemoryNeed {
+        rows: prompts.len() * params.n,
+        longest: lengths.clone().max().unwrap_or(0),
+        prompt_tokens: lengths.sum(),
+        reported: (params.stream_mode == StreamMode::Off).then(|| top_logprobs.unwrap_or(0)),
+        prompt_reported: top_logprobs.filter(|_| echo),
+    };
+    let max_new_tokens = limits.new_tokens(&need, &budget)?;
     Ok(CompletionRequest { endpoint: Endpoint::Completion, prompts, max_new_tokens, params, top_logprobs })
 }
 

@@ -13,6 +13,9 @@ use crate::worker::QueuedRequest;
 /// Caps "no limit" values, which would overflow the clock.
 const MAX_TIMEOUT: Duration = Duration::from_secs(1 << 30);
 
+/// Events that may wait for a client that reads slowly.
+pub(crate) const EVENTS: usize = 1 << 14;
+
 /// Progress of a request.
 #[derive(Debug)]
 pub(crate) enum Event {
@@ -36,7 +39,7 @@ pub(crate) enum ServerState {
 /// The event stream of a request. Dropping it cancels the request, which frees
 /// its place in the queue.
 pub(crate) struct Events {
-    events: mpsc::UnboundedReceiver<Event>,
+    events: mpsc::Receiver<Event>,
     queued: QueuedRequest,
     server_state: watch::Receiver<ServerState>,
     deadline: Instant,
@@ -45,7 +48,7 @@ pub(crate) struct Events {
 
 impl Events {
     pub(crate) fn new(
-        events: mpsc::UnboundedReceiver<Event>,
+        events: mpsc::Receiver<Event>,
         queued: QueuedRequest,
         server_state: watch::Receiver<ServerState>,
         arrived: Instant,

@@ -4,7 +4,8 @@
 //! [`run`] also creates the listener and the runtime. Requests are parsed and
 //! validated concurrently; the model runs on one thread, one request at a time.
 //!
-//! - `GET /v1/models`, `GET /v1/models/{id}`, `GET /health`
+//! - `GET /v1/models`, `GET /v1/models/{id}`
+//! - `GET /health`: the process answers; `GET /ready`: a request would be accepted
 //! - `POST /v1/completions`, with `echo` and `logprobs`
 //! - `POST /v1/chat/completions`
 //!
@@ -25,18 +26,26 @@
 //! // weightloom_serve::run("127.0.0.1:8000", generator, options, shutdown_signal(), |address| …)
 //! ```
 
+#![forbid(unsafe_code)]
+
+mod access;
+mod activity;
+mod admission;
 mod api_error;
 mod body;
 mod chat;
 mod choice;
 mod completion;
 mod connection;
+mod connection_table;
 mod error;
 mod events;
 mod generation_params;
 mod json_object;
+mod memory;
 mod message;
 mod options;
+mod readiness;
 mod request;
 mod request_keys;
 mod request_log;
@@ -47,6 +56,7 @@ mod server;
 mod shutdown;
 mod stream;
 mod token_text;
+mod validate;
 mod worker;
 
 pub use error::ServeError;
@@ -54,4 +64,5 @@ pub use options::ServeOptions;
 pub use request_log::{RequestObserver, RequestRecord};
 pub use server::{run, serve};
 pub use shutdown::shutdown_signal;
+pub use validate::validate_request;
 pub use weightloom_http::Secret;

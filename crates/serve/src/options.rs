@@ -26,8 +26,24 @@ pub struct ServeOptions {
     pub max_batch: usize,
     /// Maximum number of waiting requests.
     pub max_waiting: usize,
-    /// Maximum number of open connections; further clients wait.
+    /// Maximum number of prompt tokens in all requests that run or wait.
+    pub max_queued_tokens: usize,
+    /// Maximum bytes of keys, values and results of a request.
+    pub max_cache_bytes: u64,
+    /// Maximum bytes of request bodies in memory; at least `max_request_bytes`.
+    pub max_body_bytes: usize,
+    /// Maximum number of open connections. A new one replaces one that has no
+    /// request. If all have one, it is only for health checks.
     pub max_connections: usize,
+    /// Connections for health checks beyond `max_connections`.
+    pub reserved_connections: usize,
+    /// Host names that requests may be for, besides the address that the server
+    /// listens on; `*` is any. A server that listens on a loopback address accepts
+    /// only loopback names by default, and others accept any.
+    pub allowed_hosts: Vec<String>,
+    /// Origins whose pages may send requests, such as `https://app.example`; `*` is
+    /// any. By default only the server's own, and local ones for a local server.
+    pub allowed_origins: Vec<String>,
     /// Time limit of a request, waiting included.
     pub request_timeout: Duration,
     /// Time limit for a client to send the headers of a request, to send its
@@ -50,7 +66,14 @@ impl ServeOptions {
             max_new_tokens: None,
             max_batch: 128,
             max_waiting: 64,
-            max_connections: 1024,
+            max_queued_tokens: 1 << 20,
+            max_cache_bytes: 4 << 30,
+            max_body_bytes: 64 << 20,
+            // Processes may often have no more than 1024 open files.
+            max_connections: 512,
+            reserved_connections: 64,
+            allowed_hosts: Vec::new(),
+            allowed_origins: Vec::new(),
             request_timeout: Duration::from_secs(600),
             client_timeout: Duration::from_secs(30),
             grace: Duration::from_secs(30),
@@ -71,6 +94,9 @@ impl ServeOptions {
             ("max_new_tokens", self.max_new_tokens.unwrap_or(1)),
             ("max_batch", self.max_batch),
             ("max_connections", self.max_connections),
+            ("reserved_connections", self.reserved_connections),
+            ("max_queued_tokens", self.max_queued_tokens),
+            ("max_cache_bytes", usize::try_from(self.max_cache_bytes).unwrap_or(usize::MAX)),
         ];
         match counts.into_iter().find(|(_, count)| *count == 0) {
             Some((option, _)) => Err(ServeError::Zero { option }),

@@ -4,6 +4,7 @@ use weightloom_hub::TextGenerator;
 
 use crate::api_error::ApiError;
 use crate::generation_params::GenerationParams;
+use crate::memory::{MemoryNeed, ModelMemory};
 use crate::options::ServeOptions;
 use axum::http::StatusCode;
 
@@ -70,7 +71,10 @@ impl CompletionRequest {
 /// Limits of the model and the server.
 pub(crate) struct Limits {
     positions: usize,
-    vocabulary: usize,
+    memory: ModelMemory,
+    cache_bytes: u64,
+    /// Bytes of the longest token: no text has fewer tokens than its bytes by this.
+    token_bytes: usize,
     prompt_tokens: usize,
     new_tokens: usize,
     batch: usize,
@@ -87,9 +91,19 @@ pub(crate) struct TokenBudget {
 impl Limits {
     pub(crate) fn new(generator: &TextGenerator, options: &ServeOptions) -> Self {
         let config = generator.decoder.config();
+        let memory = ModelMemory {
+            cache_bytes_per_token: generator.decoder.cache_bytes_per_token(),
+            vocabulary: config.vocabulary,
+        };
+        let tokens = (0..u32::try_from(config.vocabulary).unwrap_or(u32::MAX)).filter_map(|id| {
+            let text = generator.tokenizer.token(id)?.len();
+            Some(generator.tokenizer.token_bytes(id).map_or(text, |bytes| bytes.len().max(text)))
+        });
         Self {
             positions: config.max_positions,
-            vocabulary: config.vocabulary,
+            memory,
+            cache_bytes: options.max_cache_bytes,
+            token_bytes: tokens.max().unwrap_or(1),
             prompt_tokens: options.max_prompt_tokens.unwrap_or(usize::MAX),
             new_tokens: options.max_new_tokens.unwrap_or(usize::MAX),
             batch: options.max_batch,
@@ -107,12 +121,27 @@ impl Limits {
         }
     }
 
+    /// Refuses a text that cannot fit whatever its tokens are, before it is
+    /// tokenized.
+    pub(crate) fn check_text(&self, text: &str, place: &str) -> Result<(), ApiError> {
+        let tokens = self.positions.min(self.prompt_tokens);
+        let (found, most) = (text.len(), tokens.saturating_mul(self.token_bytes));
+        if found <= most {
+            return Ok(());
+        }
+        let message = format!(
+            "`{place}` has {found} bytes, which are more than {tokens} tokens, the most that a prompt may have"
+        );
+        let code = "context_length_exceeded";
+        Err(ApiError::with_code(StatusCode::BAD_REQUEST, code, Some(place), message))
+    }
+
     pub(crate) fn check_prompt(&self, tokens: &[u32], place: &str) -> Result<(), ApiError> {
         if tokens.is_empty() {
             return Err(ApiError::invalid_field(place, format!("`{place}` has no tokens")));
         }
-        if let Some(token) = tokens.iter().find(|token| **token as usize >= self.vocabulary) {
-            let size = self.vocabulary;
+        if let Some(token) = tokens.iter().find(|token| **token as usize >= self.memory.vocabulary) {
+            let size = self.memory.vocabulary;
             let message = format!("`{place}` contains token {token}, but the vocabulary has {size} tokens");
             return Err(ApiError::invalid_field(place, message));
         }
@@ -129,11 +158,14 @@ impl Limits {
         Ok(())
     }
 
-    /// The maximum number of new tokens after prompts of up to `longest` tokens.
-    pub(crate) fn new_tokens(&self, longest: usize, budget: &TokenBudget) -> Result<usize, ApiError> {
+    /// The maximum number of new tokens after some prompts.
+    pub(crate) fn new_tokens(&self, need: &MemoryNeed, budget: &TokenBudget) -> Result<usize, ApiError> {
         let TokenBudget { field, requested, default } = *budget;
+        let longest = need.longest;
         let room = self.positions.saturating_sub(longest);
-        let count = requested.unwrap_or_else(|| default.min(room).min(self.new_tokens).max(1));
+        let affordable = need.affordable(room, self.cache_bytes, self.memory);
+        let most = room.min(self.new_tokens).min(affordable.unwrap_or(0));
+        let count = requested.unwrap_or_else(|| default.min(most).max(1));
         if count > room || longest > self.positions {
             let (positions, sum) = (self.positions, longest.saturating_add(count));
             let message = format!(
@@ -148,6 +180,21 @@ impl Limits {
             let message = format!("`{field}` is {count}, but the limit is {most}");
             return Err(ApiError::invalid_field(field, message));
         }
+        if affordable.is_none_or(|affordable| affordable < count) {
+            let (needed, limit) = (mebibytes(need.bytes(count, self.memory)), mebibytes(self.cache_bytes));
+            let message = format!(
+                "the request needs {needed} MiB of memory for {} completions of up to {count} tokens after \
+                 prompts of up to {longest}, but the limit is {limit} MiB; lower `{field}`, `n` or the number of \
+                 prompts, or start the server with a larger --cache-memory",
+                need.rows
+            );
+            let code = "memory_limit_exceeded";
+            return Err(ApiError::with_code(StatusCode::BAD_REQUEST, code, Some(field), message));
+        }
         Ok(count)
     }
+}
+
+fn mebibytes(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 20)
 }

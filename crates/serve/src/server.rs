@@ -8,15 +8,20 @@ use std::time::Duration;
 
 use axum::Router;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinSet;
+use tokio::sync::watch;
+use tokio::task::{JoinSet, yield_now};
 use tokio::time::{sleep, timeout};
 use weightloom_hub::TextGenerator;
 
-use crate::connection::serve_connection;
+use crate::access::Access;
+use crate::activity::{Activity, ConnectionClass};
+use crate::admission::Admission;
+use crate::connection::{ConnectionInfo, serve_connection};
+use crate::connection_table::ConnectionTable;
 use crate::error::ServeError;
 use crate::events::ServerState;
 use crate::options::ServeOptions;
+use crate::request::Limits;
 use crate::response;
 use crate::routes::{self, AppState};
 use crate::worker;
@@ -40,19 +45,26 @@ pub async fn serve(
 ) -> Result<(), ServeError> {
     options.check()?;
     let (state_sender, server_state) = watch::channel(ServerState::Running);
+    let failed = |error: io::Error| ServeError::Runtime { message: error.to_string() };
+    let address = listener.local_addr().map_err(failed)?;
     let generator = Arc::new(generator);
-    // One request runs, the others wait.
-    let permits = options.max_waiting.min(Semaphore::MAX_PERMITS - 1) + 1;
     let (jobs, ended) = worker::start(Arc::clone(&generator))?;
     let (grace, client_timeout) = (options.grace, options.client_timeout);
-    let max_connections = options.max_connections.min(Semaphore::MAX_PERMITS);
-    let permits = Arc::new(Semaphore::new(permits));
-    let started = response::now();
-    let app = AppState { generator, options, jobs, permits, server_state: server_state.clone(), started };
+    let table = ConnectionTable::new(options.max_connections, options.reserved_connections);
+    let app = AppState {
+        limits: Limits::new(&generator, &options),
+        admission: Admission::new(&options),
+        access: Access::new(address, &options),
+        generator,
+        options,
+        jobs,
+        server_state: server_state.clone(),
+        started: response::now(),
+    };
     let router = routes::router(Arc::new(app));
 
     let mut connections = JoinSet::new();
-    let acceptor = Acceptor { listener, router, client_timeout, max_connections, server_state };
+    let mut acceptor = Acceptor { listener, router, client_timeout, table, server_state };
     acceptor.run(&mut connections, shutdown).await;
     // Closes the listener.
     drop(acceptor);
@@ -96,35 +108,43 @@ struct Acceptor {
     listener: TcpListener,
     router: Router,
     client_timeout: Duration,
-    max_connections: usize,
+    table: ConnectionTable,
     server_state: watch::Receiver<ServerState>,
 }
 
 impl Acceptor {
-    async fn run(&self, connections: &mut JoinSet<()>, shutdown: impl Future<Output = ()>) {
+    /// Accepts connections at all times: idle ones make room, so that no number of
+    /// them keeps a client or a health check out.
+    async fn run(&mut self, connections: &mut JoinSet<()>, shutdown: impl Future<Output = ()>) {
         let mut shutdown = pin!(shutdown);
         loop {
             tokio::select! {
                 () = &mut shutdown => return,
-                Some(_) = connections.join_next() => {}
-                stream = self.next(), if connections.len() < self.max_connections => {
-                    let Ok(stream) = stream else { continue };
-                    let served =
-                        serve_connection(stream, self.router.clone(), self.client_timeout, self.server_state.clone());
-                    connections.spawn(served);
+                Some(ended) = connections.join_next_with_id() => {
+                    self.table.remove(ended.map_or_else(|error| error.id(), |(id, ())| id));
                 }
+                accepted = self.listener.accept() => match accepted {
+                    Ok((stream, _)) => {
+                        self.serve(stream, connections);
+                        // Before the next one, so that a burst does not outrun its requests.
+                        yield_now().await;
+                    }
+                    Err(_) => {
+                        self.table.close_idle(ConnectionClass::Regular, 0);
+                        sleep(ACCEPT_RETRY).await;
+                    }
+                },
             }
         }
     }
 
-    async fn next(&self) -> io::Result<TcpStream> {
-        match self.listener.accept().await {
-            Ok((stream, _)) => Ok(stream),
-            Err(error) => {
-                sleep(ACCEPT_RETRY).await;
-                Err(error)
-            }
-        }
+    fn serve(&mut self, stream: TcpStream, connections: &mut JoinSet<()>) {
+        let class = self.table.make_room();
+        let activity = Arc::new(Activity::new());
+        let info = ConnectionInfo { class, activity: Arc::clone(&activity) };
+        let (router, server_state) = (self.router.clone(), self.server_state.clone());
+        let served = serve_connection(stream, router, info, self.client_timeout, server_state);
+        self.table.insert(connections.spawn(served), class, activity);
     }
 }
 

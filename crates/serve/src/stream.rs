@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -9,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream::unfold;
 use serde_json::Value;
 
+use crate::activity::ActiveRequest;
 use crate::events::{Event, Events};
 use crate::response::ResponseFormatter;
 use crate::response_state::{Progress, ResponseState};
@@ -20,6 +22,8 @@ struct ResponseStream {
     formatter: ResponseFormatter,
     lines: VecDeque<Bytes>,
     progress: Progress,
+    /// Keeps the connection from making room for others.
+    _active: Option<Arc<ActiveRequest>>,
 }
 
 /// Streams a response whose first event has arrived.
@@ -28,9 +32,16 @@ pub(crate) fn send(
     events: Events,
     state: ResponseState,
     formatter: ResponseFormatter,
+    active: Option<Arc<ActiveRequest>>,
 ) -> Response {
-    let mut stream =
-        ResponseStream { events, state, formatter, lines: VecDeque::new(), progress: Progress::Running };
+    let mut stream = ResponseStream {
+        events,
+        state,
+        formatter,
+        lines: VecDeque::new(),
+        progress: Progress::Running,
+        _active: active,
+    };
     for chunk in stream.formatter.first_chunks(stream.state.rows()) {
         stream.push(&chunk);
     }

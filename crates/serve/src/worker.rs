@@ -8,11 +8,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
-use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{mpsc, oneshot};
 use weightloom_hub::{HubError, TextGenerator};
 use weightloom_nn::GenerateRequest;
+use weightloom_tensor::memory;
 
+use crate::admission::Admitted;
 use crate::api_error::ApiError;
 use crate::error::ServeError;
 use crate::events::Event;
@@ -29,10 +33,10 @@ pub(crate) struct Job {
 #[derive(Clone)]
 pub(crate) struct QueuedRequest(Arc<Mutex<Option<Permitted>>>);
 
-type Permitted = (Arc<CompletionRequest>, OwnedSemaphorePermit);
+type Permitted = (Arc<CompletionRequest>, Admitted);
 
 impl QueuedRequest {
-    pub(crate) fn new(request: Arc<CompletionRequest>, permit: OwnedSemaphorePermit) -> Self {
+    pub(crate) fn new(request: Arc<CompletionRequest>, permit: Admitted) -> Self {
         Self(Arc::new(Mutex::new(Some((request, permit)))))
     }
 
@@ -59,7 +63,28 @@ pub(crate) fn start(
     Ok((jobs, end))
 }
 
-type EventSender = mpsc::UnboundedSender<Event>;
+type EventSender = mpsc::Sender<Event>;
+
+/// How long the model waits for a client that does not read its events. The
+/// others wait as well, so it is short.
+const SLOW_CLIENT: Duration = Duration::from_secs(2);
+
+/// Freed memory that is kept for the next tensors.
+const MAX_CACHED_BYTES: usize = 256 << 20;
+
+/// Sends an event, unless the client has left or does not read.
+fn send(events: &EventSender, event: Event) -> ControlFlow<()> {
+    let mut event = event;
+    let waits_until = Instant::now() + SLOW_CLIENT;
+    loop {
+        event = match events.try_send(event) {
+            Ok(()) => return ControlFlow::Continue(()),
+            Err(TrySendError::Full(event)) if Instant::now() < waits_until => event,
+            Err(_) => return ControlFlow::Break(()),
+        };
+        thread::sleep(Duration::from_millis(1));
+    }
+}
 
 fn process_all(
     queue: &Receiver<Job>,
@@ -72,9 +97,12 @@ fn process_all(
             Ok(Err(error)) => Event::Failed(ApiError::from_model(&error, request.endpoint.prompt_field())),
             Err(_) => Event::Failed(ApiError::internal("the model panicked on this request")),
         };
+        drop(request);
+        // What a long request has freed goes back to the system.
+        release_memory();
         // Before the last event, since the client may then send another request.
         drop(permit);
-        let _ = events.send(last);
+        let _ = send(&events, last);
     }
 }
 
@@ -83,10 +111,15 @@ fn process(
     request: &CompletionRequest,
     events: &EventSender,
 ) -> Result<(), HubError> {
+    // The channel is closed if the client has left, the time is up, or the server stops.
+    let check = || {
+        release_memory();
+        if events.is_closed() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
     if let Some(count) = request.prompt_logprobs() {
         let rows: Vec<&[u32]> = request.prompts.iter().map(|prompt| prompt.tokens.as_slice()).collect();
-        let scores = generator.score(&rows, count)?;
-        if events.send(Event::Scores(scores)).is_err() {
+        let Some(scores) = generator.score_checked(&rows, count, check)? else { return Ok(()) };
+        if send(events, Event::Scores(scores)).is_break() {
             return Ok(());
         }
     }
@@ -101,26 +134,30 @@ fn process(
         stop_tokens: Vec::new(),
         top_logprobs: request.top_logprobs,
     };
-    generator.generate(&request, stop, |token| match events.send(Event::Token(token.clone())) {
-        Ok(()) => ControlFlow::Continue(()),
-        Err(_) => ControlFlow::Break(()),
-    })?;
+    generator.generate_checked(&request, stop, check, |token| send(events, Event::Token(token.clone())))?;
     Ok(())
+}
+
+fn release_memory() {
+    if memory::statistics().cached > MAX_CACHED_BYTES {
+        memory::release();
+    }
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
-    use tokio::sync::Semaphore;
     use weightloom_hub::StopCriteria;
     use weightloom_nn::Sampling;
 
     use super::*;
+    use crate::admission::Admission;
     use crate::generation_params::{GenerationParams, StreamMode};
+    use crate::options::ServeOptions;
     use crate::request::Endpoint;
 
-    fn job(max_new_tokens: usize, permits: &Arc<Semaphore>) -> (Job, mpsc::UnboundedReceiver<Event>) {
+    fn job(max_new_tokens: usize, admission: &Admission) -> (Job, mpsc::Receiver<Event>) {
         let params = GenerationParams {
             n: 1,
             sampling: Sampling::default(),
@@ -134,14 +171,15 @@ mod tests {
             params,
             top_logprobs: None,
         };
-        let (sender, events) = mpsc::unbounded_channel();
-        let permit = Arc::clone(permits).try_acquire_owned().unwrap();
+        let (sender, events) = mpsc::channel(8);
+        let permit = admission.admit(0, "prompt").unwrap();
         (Job { queued: QueuedRequest::new(Arc::new(request), permit), events: sender }, events)
     }
 
     #[test]
     fn a_panic_gets_an_error_and_the_next_request_is_processed() {
-        let permits = Arc::new(Semaphore::new(3));
+        let options = ServeOptions { max_waiting: 2, ..ServeOptions::new("m") };
+        let permits = Admission::new(&options);
         let (jobs, queue) = channel();
         let mut receivers = Vec::new();
         let (abandoned, _) = job(2, &permits);
@@ -163,6 +201,7 @@ mod tests {
         };
         assert_eq!(describe(receivers[0].blocking_recv()), "the model panicked on this request");
         assert_eq!(describe(receivers[1].blocking_recv()), "Some(Done)");
-        assert_eq!(permits.available_permits(), 3);
+        let places: Vec<_> = (0..3).map(|_| permits.admit(0, "prompt")).collect();
+        assert!(places.iter().all(Result::is_ok), "all places are free again");
     }
 }

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use weightloom_checkpoint::formats::peft::{CONFIG, to_mlx, to_peft};
 use weightloom_checkpoint::{CheckpointError, Format, Index, ReadOptions, ReadRequest, Source, read};
 use weightloom_errors::{FileError, Hint};
-use weightloom_files::{Durability, write_atomic};
+use weightloom_files::{Durability, TargetLock, WriteError, write_atomic};
 use weightloom_hub::TrainingData;
 use weightloom_layout::{DType, Region};
 
@@ -86,6 +86,8 @@ pub enum ConvertError {
     SameFolder { path: String },
     #[error(transparent)]
     File(#[from] FileError),
+    #[error(transparent)]
+    Write(#[from] WriteError),
 }
 
 impl Hint for ConvertError {
@@ -97,6 +99,7 @@ impl Hint for ConvertError {
             Self::Exists { .. } => Some("choose another folder, or overwrite it".to_owned()),
             Self::SameFolder { .. } => Some("choose another folder".to_owned()),
             Self::File(error) => error.hint(),
+            Self::Write(error) => error.hint(),
         }
     }
 }
@@ -126,21 +129,23 @@ pub fn convert_adapter(
         return Err(ConvertError::SameFolder { path: target.display().to_string() });
     }
     if overwrite == Overwrite::Refuse {
-        let mut there = WEIGHTS.iter().chain([&CONFIG]).map(|name| target.join(name));
-        if let Some(path) = there.find(|path| path.exists()) {
-            return Err(ConvertError::Exists { path: path.display().to_string() });
-        }
+        refuse_existing(target)?;
     }
     let tensors = contents(opened, &index)?;
     let bytes = tensors.values().map(|(_, bytes)| bytes.len() as u64).sum();
     let weights = target.join(to.weights());
     fs::create_dir_all(target).map_err(FileError::while_trying_to("create", target))?;
+    let _lock = TargetLock::try_take_inside(target)?;
+    if overwrite == Overwrite::Refuse {
+        refuse_existing(target)?;
+    }
     write_atomic(&weights, &safetensors(&index, &tensors, to), Durability::File)?;
     write_atomic(&target.join(CONFIG), config.as_bytes(), Durability::File)?;
     // How prompts are formatted does not depend on the format of the adapter.
     for name in [TrainingData::FILE, "chat_template.jinja"] {
         let beside = source.join(name);
         if beside.is_file() {
+            opened.storage.check_inside(name).map_err(CheckpointError::from)?;
             let bytes = fs::read(&beside).map_err(FileError::while_trying_to("read", &beside))?;
             write_atomic(&target.join(name), &bytes, Durability::File)?;
         }
@@ -159,6 +164,14 @@ pub fn convert_adapter(
     let modules =
         index.tensors().keys().filter(|name| halves.iter().any(|half| name.ends_with(half))).count();
     Ok(Converted { modules, bytes, weights })
+}
+
+fn refuse_existing(target: &Path) -> Result<(), ConvertError> {
+    let mut there = WEIGHTS.iter().chain([&CONFIG]).map(|name| target.join(name));
+    match there.find(|path| path.exists()) {
+        Some(path) => Err(ConvertError::Exists { path: path.display().to_string() }),
+        None => Ok(()),
+    }
 }
 
 type Contents = BTreeMap<String, (&'static str, Vec<u8>)>;

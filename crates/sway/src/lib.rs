@@ -11,6 +11,8 @@
 //!   missing is asked, and the probe runs again.
 //! - A [`Record`] is the result of one probe.
 
+#![forbid(unsafe_code)]
+
 mod answer;
 mod answer_store;
 pub mod archive;

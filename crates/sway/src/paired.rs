@@ -24,8 +24,8 @@ mod limit;
 mod tests;
 
 pub use claim::{Change, Claim, Draft, Limit, PairedSettings, Tail};
-pub(crate) use family::holm;
 pub use family::{Concluded, conclude};
+pub(crate) use family::{holm, pooled_gain};
 pub(crate) use limit::{mean_above, most_hits, share_below};
 
 /// A divergence below this is rounding.

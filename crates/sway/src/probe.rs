@@ -24,12 +24,14 @@ mod decoding;
 mod delta_kl;
 mod evidence;
 mod external_perplexity;
+mod fading;
 mod finding;
 mod generations;
 mod items;
 mod kind;
 mod leakage;
 mod lookup;
+mod multi_turn_coherence_decay;
 mod null_adapter;
 mod paraphrase_invariance;
 mod perturbation;
@@ -37,6 +39,8 @@ mod preference_flip;
 mod prompt_collapse;
 mod section_internalization;
 mod style_fingerprint;
+mod tool_call;
+mod tool_use_fidelity;
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -63,6 +67,7 @@ pub use items::{Better, ItemResult, ItemResults};
 pub use kind::{FieldErrors, FieldProblem, Kind, ProbeKind, UnknownKind, find};
 pub use leakage::Leakage;
 pub use lookup::{ProbeError, Stop};
+pub use multi_turn_coherence_decay::MultiTurnCoherenceDecay;
 pub use null_adapter::{NullAdapter, NullAdapterEvidence, SkippedKind};
 pub use paraphrase_invariance::{Intent, ParaphraseInvariance};
 pub use perturbation::Perturbation;
@@ -70,6 +75,7 @@ pub use preference_flip::PreferenceFlip;
 pub use prompt_collapse::PromptCollapse;
 pub use section_internalization::SectionInternalization;
 pub use style_fingerprint::{Extended, StyleFingerprint};
+pub use tool_use_fidelity::{ToolCase, ToolUseFidelity};
 
 use std::fmt::Debug;
 
@@ -83,10 +89,12 @@ pub fn kinds() -> &'static [Kind] {
         Kind::of::<DeltaKl>(),
         Kind::of::<AdapterRevert>(),
         Kind::of::<PromptCollapse>(),
+        Kind::of::<MultiTurnCoherenceDecay>(),
         Kind::of::<ClusterKl>(),
         Kind::of::<SectionInternalization>(),
         Kind::of::<ParaphraseInvariance>(),
         Kind::of::<PreferenceFlip>(),
+        Kind::of::<ToolUseFidelity>(),
         Kind::of::<StyleFingerprint>(),
         Kind::of::<CalibrationDrift>(),
         Kind::of::<Leakage>(),

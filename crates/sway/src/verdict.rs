@@ -6,6 +6,7 @@
 //! this one type.
 
 mod headline;
+mod pooled_learning;
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -13,6 +14,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use headline::AnsweredQuestion;
+use pooled_learning::PooledLearning;
 
 use crate::probe::{NullComparison, RawLimit, TaughtWordsOnly};
 use crate::record::{ProbeVerdict, Record};
@@ -125,12 +127,13 @@ impl Verdict {
     /// The verdict of records.
     ///
     /// The verdicts of probes decide, and under the reference statistics the limits
-    /// of those that look for harm. Paired tests also count a claim of learning
-    /// that noise does not reach as a change.
+    /// of those that look for harm. Paired tests also count any claim that noise
+    /// does not reach as a change.
     pub fn of(records: &[Record]) -> Self {
+        let pooled = PooledLearning::of(records).filter(PooledLearning::is_found);
         Self {
-            changed: changed(records),
-            learned: learned(records),
+            changed: changed(records, pooled.as_ref()),
+            learned: learned(records, pooled.as_ref()),
             memorized: memorized(records),
             damaged: damaged(records),
             failed: records
@@ -236,19 +239,34 @@ fn beats_noise(record: &Record) -> bool {
     compared && record.p_adjusted.is_some_and(|p| p <= LEVEL)
 }
 
-fn changed(records: &[Record]) -> Conclusion {
+fn changed(records: &[Record], pooled: Option<&PooledLearning>) -> Conclusion {
     let votes = Votes::of(of_aspect(records, Aspect::Change));
-    // Learning is a change too, also where it fails for another reason.
-    let learning: Vec<&Record> =
-        of_aspect(records, Aspect::Learning).filter(|record| beats_noise(record)).collect();
-    let yes = [votes.passed, learning].concat();
-    Votes::conclude(&yes, &votes.failed, &votes.undecided)
+    // Whatever noise does not reach is a change too, also where the probe fails
+    // for another reason.
+    let others = records.iter().filter(|record| record.about().aspect != Aspect::Change);
+    let others: Vec<&Record> = others.filter(|record| beats_noise(record)).collect();
+    let yes = [votes.passed, others].concat();
+    match pooled {
+        Some(pooled) if yes.is_empty() => {
+            pooled.conclude(Votes::conclude(&[], &votes.failed, &votes.undecided))
+        }
+        _ => Votes::conclude(&yes, &votes.failed, &votes.undecided),
+    }
 }
 
-/// The majority of the probes that decide. A model that was only damaged may
+/// All probes together, or else the majority of those that decide. A model that was only damaged may
 /// still prefer some taught answers, so one pass among failures proves nothing.
-fn learned(records: &[Record]) -> Conclusion {
+fn learned(records: &[Record], pooled: Option<&PooledLearning>) -> Conclusion {
     let Votes { passed, failed, undecided } = Votes::of(of_aspect(records, Aspect::Learning));
+    if let Some(pooled) = pooled {
+        let mut alone = Votes::conclude(&passed, &failed, &undecided);
+        // Facts in units come first, where they suffice.
+        if passed.len() > failed.len() {
+            alone.evidence.push(pooled.fact());
+            return alone;
+        }
+        return pooled.conclude(alone);
+    }
     match passed.len().cmp(&failed.len()) {
         Ordering::Greater => Votes::conclude(&passed, &failed, &undecided),
         Ordering::Less => {

@@ -15,6 +15,7 @@ use crate::data::{DataSummary, DocumentsRead};
 use crate::engine::{Engine, StepResult};
 use crate::error::TrainError;
 use crate::metrics::Record;
+use crate::warning::Warning;
 
 /// The state of a run, as callbacks see it.
 #[derive(Clone, Copy)]
@@ -67,6 +68,8 @@ pub enum Notice {
     NoRecordedConfig,
     /// The data differs from that of the checkpoint, and starts from the beginning.
     DataRestarted { reason: String },
+    /// Something that the run survived.
+    Warning(Warning),
 }
 
 /// What a run is about to do.

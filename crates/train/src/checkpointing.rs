@@ -16,7 +16,8 @@ use weightloom_checkpoint::{
     Target, TensorSpec, load,
 };
 use weightloom_dtensor::DTensor;
-use weightloom_gang::Elements;
+use weightloom_gang::{Elements, GangExt};
+use weightloom_layout::ReduceOp;
 use weightloom_nn::EMBEDDING;
 use weightloom_tensor::{HostMemory, Tensor};
 
@@ -112,6 +113,18 @@ impl Engine {
             }
         }
         all
+    }
+
+    /// Bytes of all tensors of a checkpoint. Called by every rank.
+    pub(crate) fn checkpoint_bytes(&self) -> Result<u64, TrainError> {
+        let own = self
+            .local_tensors()
+            .into_iter()
+            .map(|(_, spec, ..)| (spec.shape.volume() as u64).saturating_mul(spec.dtype.size() as u64));
+        let mut bytes = [own.fold(0, u64::saturating_add)];
+        // Each stage has its own tensors.
+        self.gangs.pp.all_reduce(&mut bytes, ReduceOp::Sum)?;
+        Ok(bytes[0])
     }
 
     /// Saves this rank's part of a checkpoint. Called by every rank. Returns how

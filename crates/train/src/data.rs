@@ -24,6 +24,7 @@ mod lines;
 mod loader;
 mod order;
 mod paths;
+mod pieces;
 mod prefetch;
 mod record;
 mod row;

@@ -18,6 +18,7 @@ use crate::parallel_dims::ParallelDimErrors;
 use crate::pipeline::{PipelineError, ProgramError};
 use crate::schedule::ScheduleError;
 use crate::spec::SpecError;
+use crate::warning::mebibytes;
 
 /// A failed training run.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -46,6 +47,12 @@ pub enum TrainError {
     InUse { folder: String },
     #[error("`{folder}` has no checkpoint to resume from")]
     NothingToResume { folder: String },
+    #[error("cannot save a checkpoint of {} to `{path}`: {} are free", mebibytes(*.needed), mebibytes(*.free))]
+    NoSpace { path: String, free: u64, needed: u64 },
+    #[error("cannot resume from `{path}`: {source}")]
+    DamagedCheckpoint { path: String, source: Box<Self> },
+    #[error("cannot resume the run in `{folder}`: no checkpoint is intact: {}", step_list(.problems))]
+    NoIntactCheckpoint { folder: String, problems: Vec<(u64, String)> },
     #[error("cannot list the checkpoints in `{path}`: {reason}")]
     CheckpointFolder { path: String, reason: String },
     #[error("`model.name` is `{spec}`, but the weights `{weights}` are of the family `{found}`")]
@@ -117,6 +124,10 @@ fn change_list(changes: &[ConfigChange]) -> String {
     changes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
+fn step_list(problems: &[(u64, String)]) -> String {
+    problems.iter().map(|(step, reason)| format!("step {step}: {reason}")).collect::<Vec<_>>().join("; ")
+}
+
 impl From<DTensorError> for TrainError {
     fn from(error: DTensorError) -> Self {
         Self::Nn(error.into())
@@ -164,6 +175,14 @@ impl Hint for TrainError {
                 "change `train.checkpoint.output_dir`, or set `train.checkpoint.resume: auto`"
             }
             Self::InUse { .. } => "wait until it has ended, or change `train.checkpoint.output_dir`",
+            Self::NoSpace { .. } => "free some space, or change `train.checkpoint.output_dir`",
+            Self::DamagedCheckpoint { source, .. } => return source.hint(),
+            Self::NoIntactCheckpoint { folder, .. } => {
+                return Some(format!(
+                    "restore one of them from a copy, or delete `{folder}/checkpoints` to start from the \
+                     beginning"
+                ));
+            }
             Self::NothingToResume { .. } => "set `train.checkpoint.resume: auto`",
             Self::NoTokenizer => "set `model.tokenizer_path`, or `model.weights_path`",
             Self::TokenizerLocation { .. } => "set `model.tokenizer_path` to a folder",

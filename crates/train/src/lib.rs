@@ -28,6 +28,8 @@
 //! # Ok::<(), weightloom_train::schedule::ScheduleError>(())
 //! ```
 
+#![forbid(unsafe_code)]
+
 pub mod callback;
 pub mod checkpointing;
 pub mod config;
@@ -45,9 +47,11 @@ pub mod pipeline;
 pub mod schedule;
 pub mod spec;
 mod trainer;
+mod warning;
 
 pub use config::Config;
 pub use error::TrainError;
 pub use trainer::{
     ConfigChanges, DataPreview, End, Outcome, TrainRequest, dry_run, is_running, preview_data, train,
 };
+pub use warning::Warning;

@@ -13,6 +13,7 @@ mod event;
 mod jsonl;
 mod memory;
 mod meter;
+mod sinks;
 mod tensorboard;
 
 use std::collections::BTreeMap;
@@ -25,6 +26,7 @@ pub use error::MetricsError;
 pub use jsonl::Jsonl;
 pub use memory::{Memory, peak_memory};
 pub use meter::{Meter, Reading};
+pub use sinks::Sinks;
 pub use tensorboard::TensorBoard;
 
 pub use crate::callback::{RunSummary, TimeEstimate};
@@ -166,32 +168,23 @@ pub enum EventKind {
         /// The documents of the training data; `None` for dummy data.
         data: Option<DocumentsRead>,
     },
-}
-
-/// Passes each record to every sink, then returns the first error.
-impl Sink for Vec<Box<dyn Sink>> {
-    fn record(&mut self, record: &Record) -> Result<(), MetricsError> {
-        let tried: Vec<_> = self.iter_mut().map(|sink| sink.record(record)).collect();
-        tried.into_iter().collect()
-    }
-
-    fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
-        let tried: Vec<_> = self.iter_mut().map(|sink| sink.event(event)).collect();
-        tried.into_iter().collect()
-    }
+    /// Something that the run survived.
+    Warning {
+        /// What happened.
+        message: String,
+    },
 }
 
 /// Opens the sinks of `report_to` in the run's folder. The run continues after
 /// step `after`, which is 0 for a new run.
-pub fn open(config: &LoggingConfig, folder: &Path, after: u64) -> Result<Vec<Box<dyn Sink>>, MetricsError> {
-    config.report_to.iter().map(|kind| kind.open(folder, after)).collect()
+pub fn open(config: &LoggingConfig, folder: &Path, after: u64) -> Result<Sinks, MetricsError> {
+    let sinks: Result<Vec<_>, _> = config.report_to.iter().map(|kind| kind.open(folder, after)).collect();
+    Ok(Sinks::new(sinks?))
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
-
-    use std::sync::{Arc, Mutex};
 
     use super::*;
 
@@ -203,7 +196,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let config = LoggingConfig { report_to, ..LoggingConfig::default() };
             let mut sinks = open(&config, &folder.path().join("run"), 0).unwrap();
-            sinks.record(&Record { loss: Some(1.0), ..Record::new(1) }).unwrap();
+            assert_eq!(sinks.record(&Record { loss: Some(1.0), ..Record::new(1) }), []);
             assert_eq!(folder.path().join("run/metrics.jsonl").exists(), jsonl);
             assert_eq!(folder.path().join("run/tensorboard").exists(), tensorboard);
         }
@@ -243,27 +236,5 @@ mod tests {
         let read: Record = serde_json::from_str(&serde_json::to_string(&record).unwrap()).unwrap();
         assert_eq!(read.loss, None);
         assert!(read.scalars["eval/loss"].is_nan());
-    }
-
-    /// Counts its records and fails.
-    struct Failing(Arc<Mutex<usize>>);
-
-    impl Sink for Failing {
-        fn record(&mut self, record: &Record) -> Result<(), MetricsError> {
-            *self.0.lock().unwrap() += 1;
-            Err(MetricsError::NotMetrics { path: "x".into(), line: record.step })
-        }
-    }
-
-    #[test]
-    fn a_failing_sink_does_not_stop_the_others() {
-        let count = Arc::new(Mutex::new(0));
-        let sink = || Box::new(Failing(Arc::clone(&count))) as Box<dyn Sink>;
-        let mut sinks = vec![sink(), sink()];
-        let error = sinks.record(&Record::new(4)).unwrap_err();
-        assert_eq!(
-            (error, *count.lock().unwrap()),
-            (MetricsError::NotMetrics { path: "x".into(), line: 4 }, 2)
-        );
     }
 }

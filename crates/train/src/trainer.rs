@@ -6,10 +6,12 @@ mod build;
 mod checkpoint_manager;
 mod dry_run;
 mod evaluate;
+mod free_space;
 mod lock;
 mod model_plan;
 mod preview;
 mod resume;
+mod resume_point;
 mod run;
 mod survey;
 
@@ -17,8 +19,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use weightloom_checkpoint::{Observer, Source};
+use weightloom_checkpoint::Observer;
 use weightloom_errors::FileError;
+use weightloom_files::{Durability, write_atomic};
 use weightloom_gang::Gang;
 use weightloom_hub::Hub;
 use weightloom_hub::fetch::FetchObserver;
@@ -29,14 +32,16 @@ use crate::config::{Config, to_value};
 use crate::data::{DocumentsRead, PromptStyle};
 use crate::engine::Engine;
 use crate::error::TrainError;
-use crate::metrics::{Meter, open};
+use crate::metrics::{Meter, Sinks, open};
 use crate::schedule::LearningRate;
 use crate::spec::SpecRegistry;
+use crate::warning::Warning;
 
-use build::{Built, build};
+use build::{Built, build, open_checkpoint};
 use checkpoint_manager::CheckpointManager;
 use evaluate::HeldOut;
 use resume::{compare_config, restore_data};
+use resume_point::name_damage;
 use run::Run;
 use survey::Survey;
 
@@ -115,6 +120,8 @@ pub struct Outcome {
     pub data: Option<DocumentsRead>,
     /// How prompts look to the trained model.
     pub prompt_style: PromptStyle,
+    /// What the run survived; on the first rank.
+    pub warnings: Vec<Warning>,
 }
 
 /// Why a run ended.
@@ -143,23 +150,37 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
     } = request;
     let folder = PathBuf::from(&config.train.checkpoint.output_dir);
     let mut checkpoints = CheckpointManager::new(config, &gang)?;
-    let resumed = checkpoints.find_resume_point()?;
-    let changed = resumed.as_ref().map(|path| compare_config(config, path, config_changes)).transpose()?;
     if config.train.eval.sway.is_some() && gang.rank() == 0 && evaluators.is_empty() {
         return Err(TrainError::NoEvaluator);
     }
-    let mut built = build(config, hub, &specs, &gang, resumed.as_deref(), fetching, reading)?;
-    built.notices.extend(changed.flatten());
+    let (resumed, mut built, restored) = loop {
+        let resumed = checkpoints.find_resume_point()?;
+        let restore = || -> Result<(Built, Option<Progress>), TrainError> {
+            let path = resumed.as_deref();
+            let changed = path.map(|path| compare_config(config, path, config_changes)).transpose()?;
+            let mut built = build(config, hub, &specs, &gang, path, fetching, reading)?;
+            built.notices.extend(changed.flatten());
+            let restored = path.map(|path| restore_engine(&mut built.engine, path, reading)).transpose()?;
+            Ok((built, restored))
+        };
+        match restore() {
+            Ok((built, restored)) => break (resumed, built, restored),
+            // Look for an older checkpoint.
+            Err(error) if checkpoints.skip_damaged(&error) => {}
+            // A checkpoint that the config names has no older one.
+            Err(TrainError::DamagedCheckpoint { source, .. }) => return Err(*source),
+            Err(error) => return Err(error),
+        }
+    };
     let Survey { steps: total, data: summary } =
         survey::survey(config, &mut built.loader, &gang, &mut callbacks)?;
-    let Built { mut engine, mut loader, dims, spec, tokenizer, assets, family, mut notices } = built;
-    let mut progress = match &resumed {
-        None => Progress { optimizer: engine.optimizer.name().to_owned(), ..Progress::default() },
-        Some(path) => {
-            let progress = engine.resume(&Source::open(path)?, reading)?;
+    let Built { engine, mut loader, dims, spec, tokenizer, assets, family, mut notices } = built;
+    let mut progress = match (&resumed, restored) {
+        (Some(path), Some(progress)) => {
             notices.extend(restore_data(&mut loader, &progress, path, config_changes)?);
             progress
         }
+        _ => Progress { optimizer: engine.optimizer.name().to_owned(), ..Progress::default() },
     };
     progress.config = to_value(config);
     for notice in &notices {
@@ -180,15 +201,18 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
     let own_rows = dp_rank * dims.rows_per_rank..(dp_rank + 1) * dims.rows_per_rank;
     let epoch = loader.state().position.epoch;
     let data = loader.prefetched(config.train.global_batch_size, vec![own_rows])?;
-    let (sinks, _lock) = match gang.rank() {
+    let checkpoint_bytes = engine.checkpoint_bytes()?;
+    let (sinks, warnings, _lock) = match gang.rank() {
         0 => {
             std::fs::create_dir_all(&folder).map_err(FileError::while_trying_to("create", &folder))?;
             let lock = lock::lock(&folder)?;
-            checkpoints.check_unchanged()?;
+            let mut warnings = checkpoints.set_aside()?;
+            let steps = total.saturating_sub(progress.step);
+            warnings.extend(checkpoints.check_space(checkpoint_bytes, steps)?);
             write_config(&folder, config)?;
-            (open(&config.train.logging, &folder, progress.step)?, Some(lock))
+            (open(&config.train.logging, &folder, progress.step)?, warnings, Some(lock))
         }
-        _ => (Vec::new(), None),
+        _ => (Sinks::default(), Vec::new(), None),
     };
     checkpoints.set_assets(family, assets);
     let began = progress.step;
@@ -218,10 +242,11 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         eval_loss: None,
         wants_stop: false,
         stall: 0.0,
+        warnings: Vec::new(),
     };
-    let end = run.run(resumed.as_deref())?;
+    let end = run.run(resumed.as_deref(), warnings)?;
     let documents = run.documents_read();
-    let Run { progress, checkpoints, loss, eval_loss, stall, .. } = run;
+    let Run { progress, checkpoints, loss, eval_loss, stall, warnings, .. } = run;
     Ok(Outcome {
         end,
         step: progress.step,
@@ -233,14 +258,25 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         stall,
         data: documents,
         prompt_style,
+        warnings,
     })
+}
+
+/// Restores the optimizer, and an adapter, from a checkpoint.
+fn restore_engine(
+    engine: &mut Engine,
+    checkpoint: &Path,
+    reading: &dyn Observer,
+) -> Result<Progress, TrainError> {
+    let source = open_checkpoint(checkpoint)?;
+    engine.resume(&source, reading).map_err(|error| name_damage(checkpoint, error))
 }
 
 /// Writes the resolved config to the run's folder.
 fn write_config(folder: &Path, config: &Config) -> Result<(), TrainError> {
-    let path = folder.join("config.yaml");
-    Ok(std::fs::write(&path, crate::config::dump(config))
-        .map_err(FileError::while_trying_to("write", &path))?)
+    // Atomically: a full disk must not take away the old one.
+    let text = crate::config::dump(config);
+    Ok(write_atomic(&folder.join("config.yaml"), text.as_bytes(), Durability::File)?)
 }
 
 /// Flops of the model for one token: forward, and backward for activations and

@@ -6,6 +6,7 @@ mod diff;
 mod doctor;
 mod dry_run;
 mod dtensor;
+mod escape;
 mod export;
 mod failure;
 mod fetch;
@@ -25,6 +26,7 @@ mod quickstart;
 mod reference;
 mod score;
 mod serve;
+mod sign;
 mod sway;
 mod table;
 mod timestamp;
@@ -32,7 +34,9 @@ mod tokenize;
 mod train;
 mod verify;
 
+use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -46,7 +50,8 @@ use output::{Format, Output, Verbosity};
 
 pub use reference::command;
 
-const EXIT_CODES: &str = "Exit codes: 0 success, 1 a check failed, 2 user error, 3 operational failure";
+const EXIT_CODES: &str = "Exit codes: 0 success, 1 a check failed, 2 user error, 3 operational failure,
+75 a signal ended the training run, which can be resumed";
 
 /// Find, load, train, run, checkpoint and judge language models, on one process or thousands.
 ///
@@ -106,8 +111,19 @@ enum Command {
     /// Exits with 1 and names the tensor if the checkpoint is damaged.
     #[command(after_help = "Examples:
   weightloom verify runs/my-run
-  weightloom verify downloads/model.safetensors")]
+  weightloom verify downloads/model.safetensors
+  weightloom verify runs/my-run --key public.pem")]
     Verify(verify::VerifyArgs),
+
+    /// Sign a checkpoint with an Ed25519 key.
+    ///
+    /// `verify --key` checks that no file was changed, added or removed since.
+    #[command(after_help = "Examples:
+  openssl genpkey -algorithm ed25519 -out key.pem
+  openssl pkey -in key.pem -pubout -out public.pem
+  weightloom sign runs/my-run --key key.pem
+  weightloom verify runs/my-run --key public.pem")]
+    Sign(sign::SignArgs),
 
     /// Hash all tensors, independently of format, files and layout.
     #[command(after_help = "Examples:
@@ -173,7 +189,8 @@ enum Command {
 
     /// Train a model from a YAML config.
     ///
-    /// Resumes from the last checkpoint, on any number of ranks.
+    /// Resumes from the last checkpoint, on any number of ranks. SIGINT, SIGTERM, SIGHUP and SIGUSR1 end the
+    /// run after the current step, with a checkpoint and exit code 75; run the same command again to resume.
     #[command(after_help = "Examples:
   weightloom train run.yaml
   weightloom train run.yaml --ranks 4 train.accelerator.tp=2 train.optimizer.lr=1e-4
@@ -295,6 +312,7 @@ pub fn run<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> ExitCod
         Command::DTensor(command) => dtensor::run(&command, output),
         Command::Inspect(args) => inspect::run(&args, output),
         Command::Verify(args) => verify::run_verify(&args, output),
+        Command::Sign(args) => sign::run(&args, output),
         Command::Fingerprint(args) => verify::run_fingerprint(&args, output),
         Command::Diff(args) => diff::run(&args, output),
         Command::Data(command) => data::run(&command, output),
@@ -312,14 +330,23 @@ pub fn run<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> ExitCod
         Command::Completions { shell } => reference::completions(shell, output),
         Command::Man(args) => reference::man_pages(&args, output),
     };
-    match outcome {
-        Ok(code) => code,
-        Err(failure) => {
+    // Status lines are printed where no error can be returned.
+    let lost = Output::lost();
+    match (outcome, lost) {
+        (Ok(code), None) => code,
+        (Ok(code), Some(lost)) => {
+            output.failure(&lost);
+            if code == ExitCode::SUCCESS { ExitCode::from(lost.code()) } else { code }
+        }
+        (Err(failure), _) => {
             output.failure(&failure);
             ExitCode::from(failure.code())
         }
     }
 }
+
+/// Time for rank 0 to print an error.
+const SPEAKING_TIME: Duration = Duration::from_secs(1);
 
 /// Refuses to run a whole command once per process of an MPI job. Only rank 0
 /// prints the error.
@@ -335,8 +362,10 @@ fn check_mpi_job(command: &Command, arguments: &[OsString], output: Output) -> R
         }
     };
     let failure = Failure::from(error);
-    if job.rank == 0 {
-        output.failure(&failure);
+    match job.rank {
+        0 => output.failure(&failure),
+        // mpirun ends the job with the first process that exits: let rank 0 speak before.
+        _ => std::thread::sleep(SPEAKING_TIME),
     }
     Err(ExitCode::from(failure.code()))
 }
@@ -348,7 +377,23 @@ fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
         Output::TEXT.with_format(Format::Json).failure(&failure);
         return ExitCode::from(failure.code());
     }
-    // There is no way to report a closed stdout.
-    let _ = error.print();
-    ExitCode::from(if error.use_stderr() { 2 } else { 0 })
+    if error.use_stderr() {
+        let text = error.render().to_string();
+        // There is no way to report a closed stderr.
+        let _ = match escape::escaped(&text) {
+            // Names of files come with the arguments.
+            Cow::Owned(text) => writeln!(io::stderr().lock(), "{}", text.trim_end()),
+            Cow::Borrowed(_) => error.print(),
+        };
+        return ExitCode::from(2);
+    }
+    match error.print().and_then(|()| io::stdout().flush()) {
+        // Ignore a broken pipe: a reader such as `head` may end early.
+        Err(lost) if lost.kind() != io::ErrorKind::BrokenPipe => {
+            let failure = Failure::operational(&lost).about("cannot write to stdout");
+            Output::TEXT.failure(&failure);
+            ExitCode::from(failure.code())
+        }
+        _ => ExitCode::SUCCESS,
+    }
 }

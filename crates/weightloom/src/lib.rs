@@ -31,6 +31,8 @@
 //! - [`launch`]: ranks as threads or as processes of an MPI job.
 //! - [`cli`]: the command line.
 
+#![forbid(unsafe_code)]
+
 // The command line uses the library by its public name.
 extern crate self as weightloom;
 

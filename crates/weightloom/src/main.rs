@@ -1,5 +1,7 @@
 //! The `weightloom` command.
 
+#![forbid(unsafe_code)]
+
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

@@ -7,7 +7,8 @@
 //!
 //! Values live in one arena and refer to each other by number. An opcode makes
 //! at most one node, and there are no loops, so time and memory are bounded by
-//! the length of the input. Traversals of the result have a budget, since
+//! the length of the input; the machine counts the memory, and refuses pickles
+//! that need many times their length. Traversals of the result have a budget, since
 //! shared values can expand exponentially.
 
 mod globals;
@@ -43,6 +44,8 @@ pub enum PickleError {
     Deep { limit: usize },
     #[error("shared values expand to more than the length of the pickle allows")]
     Shared,
+    #[error("the values of the pickle take more than {limit} bytes of memory")]
+    Memory { limit: usize },
     #[error("`{name}` should be {expected}")]
     Unexpected { name: String, expected: &'static str },
 }
@@ -59,6 +62,10 @@ impl Hint for PickleError {
             Self::Deep { .. } | Self::Shared => {
                 Some("get the file from a source that you trust; it is damaged or malicious".to_owned())
             }
+            Self::Memory { .. } => Some(
+                "save long lists as tensors; or get the file from a source that you trust, if it should not have any"
+                    .to_owned(),
+            ),
             _ => None,
         }
     }
@@ -133,7 +140,7 @@ impl<'a> Pickle<'a> {
 
     /// The budget of a traversal.
     pub(crate) fn budget(&self) -> Budget {
-        Budget { left: self.length.saturating_mul(64).saturating_add(1 << 16) }
+        Budget { left: self.length.saturating_mul(32).saturating_add(4 << 20).min(1 << 30) }
     }
 
     /// The parts of a value, if it has any.
@@ -206,8 +213,8 @@ impl<'a> Value<'a> {
     }
 }
 
-/// The cost of a value besides its bytes, about what it takes in memory.
-const VISIT: usize = 32;
+/// The cost of a value besides the bytes that it produces.
+const VISIT: usize = 8;
 
 /// The remaining cost of a traversal.
 #[derive(Clone, Copy, Debug)]

@@ -36,6 +36,12 @@ const BARE: &str = "tensor";
 /// The longest index file that is read.
 const MAX_INDEX: u64 = 100_000_000;
 
+/// About the bytes that a value or a dict takes in an index besides its texts.
+const PLAIN: usize = 96;
+
+/// About the bytes that a tensor takes in an index.
+const TENSOR: usize = 384;
+
 /// Why a file of `torch.save` cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -184,7 +190,7 @@ impl<'a> Flattener<'_, 'a> {
         let pickle = self.pickle;
         match pickle.node(value) {
             Some(Node::Dict(pairs)) if !pairs.is_empty() => {
-                self.nested(name);
+                self.nested(name)?;
                 for &(key, value) in pairs {
                     let name = match key {
                         Value::Text(key) => joined(name, key),
@@ -202,7 +208,7 @@ impl<'a> Flattener<'_, 'a> {
             Some(Node::List(items) | Node::Tuple(items))
                 if items.iter().any(|&item| self.has_parts(item)) =>
             {
-                self.nested(name);
+                self.nested(name)?;
                 for (number, &item) in items.iter().enumerate() {
                     self.value(&joined(name, &number.to_string()), item, depth + 1)?;
                 }
@@ -212,10 +218,13 @@ impl<'a> Flattener<'_, 'a> {
         }
     }
 
-    fn nested(&mut self, name: &str) {
-        if !name.is_empty() {
-            self.contents.dicts.insert(name.to_owned());
+    fn nested(&mut self, name: &str) -> Result<(), PickleError> {
+        if name.is_empty() {
+            return Ok(());
         }
+        self.budget.spend(PLAIN + name.len())?;
+        self.contents.dicts.insert(name.to_owned());
+        Ok(())
     }
 
     fn has_parts(&self, value: Value<'a>) -> bool {
@@ -229,12 +238,14 @@ impl<'a> Flattener<'_, 'a> {
         let label = if name.is_empty() { BARE } else { name };
         let twice = || TorchError::Twice { name: label.to_owned() };
         let Some(placed) = place(self.pickle, self.archive, label, value)? else {
-            let json = self.pickle.json(label, value, &mut self.budget)?;
-            return match self.contents.plain.insert(label.to_owned(), json.to_string()) {
+            self.budget.spend(PLAIN + label.len())?;
+            let json = self.pickle.json_text(label, value, &mut self.budget)?;
+            return match self.contents.plain.insert(label.to_owned(), json) {
                 None => Ok(()),
                 Some(_) => Err(twice().into()),
             };
         };
+        self.budget.spend(TENSOR + label.len())?;
         let Placed { dtype, shape, offset, strides } = placed;
         let tile =
             Tile { region: Region::whole(&shape), file: self.file, offset, strides, codec: Codec::Raw };

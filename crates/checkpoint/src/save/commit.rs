@@ -62,7 +62,7 @@ impl OpenTarget {
             SaveFormat::HuggingFace | SaveFormat::Peft => None,
         };
         let committed = match gang.rank() {
-            0 => self.finish(last),
+            0 => self.finish(last, manifest.files.iter().map(|file| (file.name.clone(), file.length))),
             _ => Ok(()),
         };
         collective_result(gang, committed)?;
@@ -171,15 +171,23 @@ impl OpenTarget {
     }
 
     /// Writes the last files and makes the checkpoint visible. Rank 0.
-    fn finish(&self, last: LastFile) -> Result<(), CheckpointError> {
+    fn finish(
+        &self,
+        last: LastFile,
+        all_files: impl Iterator<Item = (String, u64)>,
+    ) -> Result<(), CheckpointError> {
         match &self.destination {
             Destination::Objects { storage, .. } => self.put_assets(&**storage, last)?,
             Destination::Folder(folder) => {
                 for file in &self.files.files {
                     folder.complete(file)?;
                 }
+                let assets = self.assets().map(|(name, bytes)| (name.clone(), bytes.len() as u64));
+                let mut expected: BTreeMap<String, u64> = assets.collect();
+                expected.extend(last.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.len() as u64)));
+                expected.extend(all_files);
                 self.put_assets(&LocalStorage::new(folder.partial()), last)?;
-                folder.commit()?;
+                folder.commit(&expected)?;
             }
         }
         Ok(())

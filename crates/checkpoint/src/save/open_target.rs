@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use weightloom_gang::Gang;
+use weightloom_files::{TargetLock, check_free_space};
+use weightloom_gang::{Gang, GangExt};
+use weightloom_layout::ReduceOp;
 
 use super::SaveOptions;
 use super::batch::WriteBatch;
@@ -39,6 +41,8 @@ pub(super) enum Destination {
         storage: Arc<dyn Storage>,
         /// Bytes between the data of this rank's own file; none in shared files.
         frame: Vec<(u64, Vec<u8>)>,
+        /// The right to write, where the storage is a folder. Rank 0.
+        _lock: Option<TargetLock>,
     },
 }
 
@@ -114,17 +118,15 @@ impl OpenTarget {
         let stored = stored_entries(metadata);
         let plan = collective_result(gang, FilePlan::new(target, batch, &stored, options, gang.rank()))?;
         let FilePlan { sharing, files, dcp, frame, index_file } = plan;
+        let needed = space_needed(sharing, &files, options, gang)?;
         let (destination, frame) = match target {
-            Target::Folder(path) => {
-                let folder = collective_result(gang, PartialFolder::new(path).map_err(Into::into))?;
-                let created = if gang.rank() == 0 { folder.create() } else { Ok(()) };
-                collective_result(gang, created)?;
-                (Destination::Folder(folder), frame)
-            }
+            Target::Folder(path) => (Destination::Folder(PartialFolder::create(path, needed, gang)?), frame),
             Target::Objects(storage) => {
+                let locked = if gang.rank() == 0 { lock_folder(&**storage, needed) } else { Ok(None) };
+                let lock = collective_result(gang, locked)?;
                 let free = check_is_free(&**storage, options.format, &files, index_file.as_ref());
                 collective_result(gang, free)?;
-                (Destination::Objects { storage: Arc::clone(storage), frame }, Vec::new())
+                (Destination::Objects { storage: Arc::clone(storage), frame, _lock: lock }, Vec::new())
             }
         };
         let bytes = |entry: &StoredEntry| entry.shape.volume() as u64 * entry.dtype.size() as u64;
@@ -188,7 +190,7 @@ impl OpenTarget {
         let files = self.files.files.as_slice();
         match &self.destination {
             Destination::Folder(folder) => WriteAccess::Random(FolderFiles { folder, files }),
-            Destination::Objects { storage, frame } => {
+            Destination::Objects { storage, frame, .. } => {
                 let objects = ObjectFiles { storage: &**storage, files, frame };
                 match self.sharing {
                     FileSharing::PerRank => WriteAccess::OwnFile(objects),
@@ -225,6 +227,32 @@ impl OpenTarget {
             Destination::Objects { .. } => {}
         }
     }
+}
+
+/// Bytes that all ranks together will write. Every rank.
+fn space_needed(
+    sharing: FileSharing,
+    files: &FileLayout,
+    options: &SaveOptions,
+    gang: &dyn Gang,
+) -> Result<u64, CheckpointError> {
+    let own = match (sharing, gang.rank()) {
+        // All ranks have the same files.
+        (FileSharing::Shared, 1..) => 0,
+        _ => files.files.iter().fold(0u64, |sum, file| sum.saturating_add(file.length)),
+    };
+    let mut needed = [own];
+    gang.all_reduce(&mut needed, ReduceOp::Sum)?;
+    let assets: u64 = options.assets.values().map(|asset| asset.len() as u64).sum();
+    Ok(needed[0].saturating_add(assets))
+}
+
+/// Takes the right to write into a storage that is a folder. Object stores have
+/// no locks.
+fn lock_folder(storage: &dyn Storage, needed: u64) -> Result<Option<TargetLock>, CheckpointError> {
+    let Some(folder) = storage.folder().filter(|folder| folder.is_dir()) else { return Ok(None) };
+    check_free_space(&folder.join(MANIFEST_FILE), needed)?;
+    Ok(Some(TargetLock::try_take_inside(folder)?))
 }
 
 /// Refuses a prefix that holds a checkpoint already.

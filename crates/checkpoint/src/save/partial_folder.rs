@@ -6,11 +6,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use weightloom_files::{StagingFolder, check_free_space};
+use weightloom_gang::{Gang, GangExt};
+
 use super::target::TargetError;
+use crate::collective_result;
 use crate::error::CheckpointError;
 use crate::file_layout::PlannedFile;
 use crate::storage::StorageError;
-use crate::storage::local::{sync_folder, write_all_at};
+use crate::storage::local::write_all_at;
 
 /// Stands in for the first bytes of a file until the file is complete: a header
 /// length that no safetensors reader accepts, so that zeros are never read as
@@ -19,54 +23,31 @@ const UNFINISHED: [u8; 8] = [0xff; 8];
 
 /// A folder that is being written, and its open files by number.
 pub(super) struct PartialFolder {
-    /// The temporary name.
+    /// The temporary name, the same on all ranks.
     partial: PathBuf,
-    /// The final name.
-    path: PathBuf,
+    /// The folder and the right to write it. Rank 0.
+    staging: Option<StagingFolder>,
     open: Mutex<BTreeMap<usize, Arc<File>>>,
 }
 
 impl PartialFolder {
-    /// The folder that becomes `path`. Creates nothing.
-    pub(super) fn new(path: &Path) -> Result<Self, TargetError> {
-        let name = path.file_name().and_then(|name| name.to_str());
-        let name = name.ok_or_else(|| TargetError::NoName { path: path.display().to_string() })?;
-        let partial = path.with_file_name(format!(".{name}.partial"));
-        Ok(Self { partial, path: path.to_owned(), open: Mutex::default() })
+    /// Creates the folder that becomes `path`, if `needed` bytes fit. Every
+    /// rank.
+    pub(super) fn create(path: &Path, needed: u64, gang: &dyn Gang) -> Result<Self, CheckpointError> {
+        let created = match gang.rank() {
+            0 => create_staging(path, needed).map(Some),
+            _ => Ok(None),
+        };
+        let staging = collective_result(gang, created)?;
+        // The name is unique, so the others learn it from rank 0.
+        let name = staging.as_ref().and_then(|staging| staging.path().file_name());
+        let name = gang.broadcast_object(name.map(|name| name.to_string_lossy().into_owned()).as_ref(), 0)?;
+        Ok(Self { partial: path.with_file_name(name), staging, open: Mutex::default() })
     }
 
     /// The temporary name.
     pub(super) fn partial(&self) -> &Path {
         &self.partial
-    }
-
-    /// Creates the folder under its temporary name. Rank 0.
-    pub(super) fn create(&self) -> Result<(), CheckpointError> {
-        let partial = &self.partial;
-        let failed =
-            |action, error: &io::Error| StorageError::io(action, partial.display().to_string(), error);
-        if fs::symlink_metadata(&self.path).is_ok() {
-            return Err(TargetError::Exists { path: self.path.display().to_string() }.into());
-        }
-        // Left by an earlier save that was interrupted.
-        match fs::remove_dir_all(partial) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(failed("remove", &error).into());
-            }
-            _ => {}
-        }
-        // New parent folders must be durable as well.
-        let existing =
-            partial.ancestors().skip(1).find(|folder| folder.as_os_str().is_empty() || folder.is_dir());
-        let existing = existing.map(Path::to_owned).unwrap_or_default();
-        fs::create_dir_all(partial).map_err(|error| failed("create", &error))?;
-        for folder in partial.ancestors().skip(1) {
-            sync_folder(or_current(folder)).map_err(|error| failed("sync", &error))?;
-            if folder == existing {
-                break;
-            }
-        }
-        Ok(())
     }
 
     /// Creates a file of its final length with its header, except the header's
@@ -131,23 +112,20 @@ impl PartialFolder {
         completed.map_err(|error| self.failed("complete", &file.name, &error))
     }
 
-    /// Gives the folder its final name.
-    pub(super) fn commit(&self) -> Result<(), CheckpointError> {
-        let failed = |path: &Path, action, error: &io::Error| {
-            StorageError::io(action, path.display().to_string(), error)
-        };
-        sync_folder(&self.partial).map_err(|error| failed(&self.partial, "sync", &error))?;
-        fs::rename(&self.partial, &self.path).map_err(|error| failed(&self.path, "commit", &error))?;
-        if let Some(parent) = self.path.parent() {
-            sync_folder(or_current(parent)).map_err(|error| failed(&self.path, "commit", &error))?;
+    /// Gives the folder its final name, if it holds these files and no others.
+    /// Rank 0.
+    pub(super) fn commit(&self, files: &BTreeMap<String, u64>) -> Result<(), CheckpointError> {
+        match &self.staging {
+            Some(staging) => Ok(staging.commit(files)?),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Removes the folder after a failed save. Rank 0.
     pub(super) fn discard(&self) {
-        // The error of the save is the one to report.
-        let _ = fs::remove_dir_all(&self.partial);
+        if let Some(staging) = &self.staging {
+            staging.discard();
+        }
     }
 
     fn failed(&self, action: &'static str, name: &str, error: &io::Error) -> CheckpointError {
@@ -155,7 +133,13 @@ impl PartialFolder {
     }
 }
 
-/// The folder, or `.` for the parent of a bare name.
-fn or_current(folder: &Path) -> &Path {
-    if folder.as_os_str().is_empty() { Path::new(".") } else { folder }
+fn create_staging(path: &Path, needed: u64) -> Result<StagingFolder, CheckpointError> {
+    if path.file_name().and_then(|name| name.to_str()).is_none() {
+        return Err(TargetError::NoName { path: path.display().to_string() }.into());
+    }
+    if fs::symlink_metadata(path).is_ok() {
+        return Err(TargetError::Exists { path: path.display().to_string() }.into());
+    }
+    check_free_space(path, needed)?;
+    Ok(StagingFolder::create(path)?)
 }

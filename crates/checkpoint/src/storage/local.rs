@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustc_hash::FxHashMap;
+use weightloom_files::{AtomicFile, Durability};
 
 use super::SharedBytes;
 use super::direct::DirectFile;
+use super::links::leads_out;
 use super::mapped::MappedFile;
 use super::{ReadMode, Storage, StorageError, Upload, check_name};
 use crate::index::StoredFile;
@@ -158,14 +160,13 @@ impl Storage for LocalStorage {
 
     fn create(&self, name: &str) -> Result<Box<dyn Upload>, StorageError> {
         let path = self.path(name)?;
-        // Appended to the whole name: `model.json` and `model.safetensors` may be
-        // written at the same time.
-        let mut partial = path.clone().into_os_string();
-        partial.push(".partial");
-        let partial = PathBuf::from(partial);
-        let file = File::create(&partial).map_err(|error| self.failed("write", name, &error))?;
-        let (name, open) = (name.to_owned(), Arc::clone(&self.open));
-        Ok(Box::new(LocalUpload { file, partial, path, name, open }))
+        let file = AtomicFile::create(&path).map_err(|error| match error.kind {
+            io::ErrorKind::NotFound => {
+                StorageError::Missing { file: name.to_owned(), location: self.location() }
+            }
+            _ => error.into(),
+        })?;
+        Ok(Box::new(LocalUpload { file, path, name: name.to_owned(), open: Arc::clone(&self.open) }))
     }
 
     fn remove(&self, name: &str) -> Result<(), StorageError> {
@@ -174,6 +175,19 @@ impl Storage for LocalStorage {
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.failed("remove", name, &error)),
             _ => Ok(()),
+        }
+    }
+
+    fn check_inside(&self, name: &str) -> Result<(), StorageError> {
+        check_name(name)?;
+        let outside = leads_out(&self.folder, name).map_err(|error| self.failed("look at", name, &error))?;
+        match outside {
+            None => Ok(()),
+            Some(target) => Err(StorageError::Link {
+                file: name.to_owned(),
+                location: self.location(),
+                target: target.display().to_string(),
+            }),
         }
     }
 
@@ -188,39 +202,25 @@ impl Storage for LocalStorage {
     }
 }
 
-/// A file beside its place, until it is finished.
+/// A file under a temporary name, until it is finished.
 struct LocalUpload {
-    file: File,
-    partial: PathBuf,
+    file: AtomicFile,
     path: PathBuf,
     name: String,
     open: Arc<Mutex<OpenFiles>>,
 }
 
-impl LocalUpload {
-    fn failed(&self, error: &io::Error) -> StorageError {
-        StorageError::io("write", self.path.display().to_string(), error)
-    }
-}
-
 impl Upload for LocalUpload {
     fn write(&mut self, bytes: &[u8]) -> Result<(), StorageError> {
-        self.file.write_all(bytes).map_err(|error| self.failed(&error))
+        let written = self.file.write_all(bytes);
+        written.map_err(|error| StorageError::io("write", self.path.display().to_string(), &error))
     }
 
     fn finish(self: Box<Self>) -> Result<(), StorageError> {
-        let placed = self.file.sync_all().and_then(|()| fs::rename(&self.partial, &self.path));
+        let committed = self.file.commit(Durability::FileAndFolder);
         // Handles of the replaced file are stale.
         forget(&self.open, &self.name);
-        let folder = self.path.parent().unwrap_or(Path::new(""));
-        placed.and_then(|()| sync_folder(folder)).map_err(|error| self.failed(&error))
-    }
-}
-
-impl Drop for LocalUpload {
-    fn drop(&mut self) {
-        // A finished file has been renamed; other errors cannot be handled here.
-        let _ = fs::remove_file(&self.partial);
+        Ok(committed?)
     }
 }
 
@@ -229,15 +229,6 @@ fn forget(open: &Mutex<OpenFiles>, name: &str) {
     open.cached.remove(name);
     open.mapped.remove(name);
     open.direct.remove(name);
-}
-
-/// Makes renames in a folder durable.
-pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
-    #[cfg(unix)]
-    File::open(folder)?.sync_all()?;
-    #[cfg(not(unix))]
-    let _ = folder;
-    Ok(())
 }
 
 /// Reads up to `into.len()` bytes at an offset.

@@ -60,7 +60,7 @@ fn a_background_failure_is_reported_by_the_next_call() {
         let options = SaveOptions::default();
         saver.save(&state(&locals), &folder.target(1), &options, &()).unwrap();
         // Before the background writes, the folder under it vanishes.
-        let watcher = Vanish { folder: place.path().join(".step_2.partial") };
+        let watcher = Vanish { folder: place.path().to_owned() };
         saver.save_async(&state(&locals), &folder.target(2), &options, Arc::new(watcher)).unwrap();
         let messages = saver.save(&state(&locals), &folder.target(3), &options, &()).unwrap_err();
         assert!(
@@ -78,7 +78,7 @@ fn a_background_failure_is_reported_by_the_next_call() {
     }
 }
 
-/// Removes a folder as soon as something is written into it.
+/// Removes the unfinished folders as soon as something is written into them.
 struct Vanish {
     folder: std::path::PathBuf,
 }
@@ -86,7 +86,12 @@ struct Vanish {
 impl weightloom_checkpoint::Observer for Vanish {
     fn begin(&self, _work: &str, total: u64) {
         if total > 0 {
-            let _ = std::fs::remove_dir_all(&self.folder);
+            for entry in std::fs::read_dir(&self.folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.extension().is_some_and(|end| end == "partial") {
+                    let _ = std::fs::remove_dir_all(path);
+                }
+            }
         }
     }
 }

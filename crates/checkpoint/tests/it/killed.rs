@@ -133,6 +133,8 @@ impl Watch {
             let name = path.file_name().unwrap().to_str().unwrap().to_owned();
             match name.strip_prefix("step_") {
                 Some(step) => committed.push(step.parse::<u64>().unwrap()),
+                // The lock of a killed process is free.
+                None if name.ends_with(".lock") => {}
                 None => self.check_unfinished(&path),
             }
         }
@@ -162,7 +164,7 @@ impl Watch {
         let files: Vec<PathBuf> = fs::read_dir(partial).unwrap().map(|entry| entry.unwrap().path()).collect();
         *self.phases.entry(files.len()).or_default() += 1;
         let step = partial.file_name().unwrap().to_str().unwrap();
-        let step = step.strip_prefix(".step_").unwrap().strip_suffix(".partial").unwrap().parse().unwrap();
+        let step = step.strip_prefix(".step_").unwrap().split('.').next().unwrap().parse().unwrap();
         if self.cut != Some(step) {
             self.interrupted += 1;
             self.cut = Some(step);
@@ -227,8 +229,8 @@ struct Run {
     child: Child,
     lines: Receiver<String>,
     said: Vec<u64>,
-    partial: PathBuf,
-    path: PathBuf,
+    folder: PathBuf,
+    step: u64,
 }
 
 impl Run {
@@ -246,9 +248,7 @@ impl Run {
                 let _ = send.send(line);
             }
         });
-        let partial = folder.join(format!(".step_{step}.partial"));
-        let path = folder.join(format!("step_{step}"));
-        let run = Self { child, lines, said: Vec::new(), partial, path };
+        let run = Self { child, lines, said: Vec::new(), folder: folder.to_owned(), step };
         // The clock starts when the first save does, not when the process does.
         while !run.line().ends_with("ready") {}
         run
@@ -269,8 +269,13 @@ impl Run {
     /// Waits until the first save's unfinished folder has so many files, or
     /// has got its name.
     fn until_partial_holds(&self, files: usize) {
-        let holds = || fs::read_dir(&self.partial).is_ok_and(|found| found.count() >= files);
-        while !holds() && !self.path.exists() {
+        let path = self.folder.join(format!("step_{}", self.step));
+        let holds = || {
+            unfinished(&self.folder, self.step)
+                .iter()
+                .any(|folder| fs::read_dir(folder).is_ok_and(|found| found.count() >= files))
+        };
+        while !holds() && !path.exists() {
             std::hint::spin_loop();
         }
     }
@@ -287,6 +292,17 @@ impl Run {
             }
         }
     }
+}
+
+/// The unfinished folders of a step.
+fn unfinished(folder: &Path, step: u64) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let prefix = format!(".step_{step}.");
+    let is_ours = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        name.starts_with(&prefix) && name.ends_with(".partial")
+    };
+    entries.filter(is_ours).collect()
 }
 
 /// Counts pieces of work, and stops at one of them for good.

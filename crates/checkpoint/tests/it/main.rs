@@ -6,7 +6,8 @@
 //!   [`mismatches`].
 //! - Saving: [`plans`], [`save_and_load`], [`save_dcp`], [`background`],
 //!   [`coverage`], [`plain_folders`].
-//! - Failures: [`damage`], [`failing_storage`], [`killed`].
+//! - Failures: [`damage`], [`failing_storage`], [`killed`], [`signatures`],
+//!   [`writers`].
 //! - Object stores: [`bucket`], [`object_store`].
 //!
 //! Support: [`model`] is a model to save, [`elementwise`] and [`bytewise`] are
@@ -44,5 +45,7 @@ mod plans;
 mod reading;
 mod save_and_load;
 mod save_dcp;
+mod signatures;
 mod torch;
 mod views;
+mod writers;

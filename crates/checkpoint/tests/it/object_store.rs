@@ -218,6 +218,25 @@ fn an_interrupted_read_resumes() {
     }
 }
 
+/// A byte now and then does not count as a pause, nor as a download.
+#[test]
+fn a_read_that_trickles_in_is_given_up() {
+    let server = S3::start();
+    let proxy = Proxy::start(server.address);
+    let mut options = s3::options(proxy.address);
+    options.retry.max_retries = 2;
+    options.retry.min_speed.bytes = 10_000;
+    options.retry.min_speed.window = Duration::from_millis(200);
+    let storage = ObjectStorage::open("s3://bucket/x", options).unwrap();
+    s3::open(server.address, "s3://bucket/x").put("file", &noise(100_000)).unwrap();
+    let harm = Harm::Trickle(Duration::from_millis(5));
+    proxy.script(&[Rule { method: "GET", target: "/file", harm, times: 100 }]);
+    let start = Instant::now();
+    let error = read(&storage, "file", 0, 100_000).unwrap_err();
+    assert!(error.to_string().contains("bytes in 0."), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+}
+
 #[test]
 fn writes_survive_transient_failures() {
     let (server, proxy, storage, direct) = broken(4, Duration::from_secs(2));

@@ -85,7 +85,8 @@ fn the_files_are_plain_safetensors_to_others() {
             }
         }
     }
-    assert!(!folder.path().join(".step_1.partial").exists());
+    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(left, [path], "no lock and no unfinished folder is left");
 }
 
 #[test]

@@ -14,10 +14,9 @@ use serde_json::{Value, json};
 use weightloom_checkpoint::formats::zip::ZipLayout;
 use weightloom_checkpoint::{CheckpointError, LocalStorage, Manifest, MemoryStorage, Source};
 
-/// The most memory for an input of so many bytes: a list of one item takes
-/// about two hundred bytes, and two bytes in a pickle.
+/// The most memory for an input of so many bytes.
 fn allowed(length: usize) -> usize {
-    (1 << 20) + 256 * length
+    (12 << 20) + 64 * length
 }
 
 /// Refused within the memory allowed, in these words.
@@ -92,6 +91,85 @@ fn nested_bombs_are_refused() {
 
 fn gguf_front(tensors: u64, values: u64) -> Vec<u8> {
     [&b"GGUF\x03\0\0\0"[..], &tensors.to_le_bytes(), &values.to_le_bytes()].concat()
+}
+
+#[test]
+fn pickles_take_memory_in_proportion() {
+    let _turn = turn();
+    const LENGTH: usize = 4 << 20;
+    let repeated = |front: &[u8], part: &[u8], end: &[u8]| {
+        [b"\x80\x04", front, &part.repeat(LENGTH / part.len()), end].concat()
+    };
+    let length = (LENGTH as u32).to_le_bytes();
+    let ones = |byte: u8| vec![byte; LENGTH];
+    let inputs: [(&str, Vec<u8>); 16] = [
+        ("nothings", repeated(b"(", b"N", b"l.")),
+        ("nothings, one by one", repeated(b"]", b"Na", b".")),
+        ("small numbers", repeated(b"(", b"K\x01", b"l.")),
+        ("empty lists", repeated(b"(", b"]", b"l.")),
+        ("lists in lists", repeated(b"", b"]", b".")),
+        ("lists of one", repeated(b"(", b"]Na", b"l.")),
+        ("empty tuples", repeated(b"(", b")", b"t.")),
+        ("tuples of one", repeated(b"(", b"N\x85", b"t.")),
+        ("empty dicts", repeated(b"(", b"}", b"l.")),
+        ("dicts of one", repeated(b"(", b"}\x8c\x01aNs", b"l.")),
+        ("equal keys", repeated(b"}(", b"\x8c\x01aN", b"u.")),
+        ("marks", repeated(b"", b"(", b".")),
+        ("memo", repeated(b"N", b"\x94", b".")),
+        ("bytes", [b"\x80\x04B", &length[..], &ones(255), b"."].concat()),
+        ("text to escape", [b"\x80\x04X", &length[..], &ones(1), b"."].concat()),
+        // A text and then a dict of references to it.
+        (
+            "shared text",
+            [b"\x80\x04X", &length[..], &ones(b'x'), b"\x94(", &b"h\0".repeat(1000), b"l."].concat(),
+        ),
+    ];
+    for (what, pickle) in inputs {
+        let bytes = torch_archive(&pickle);
+        // Whether it is refused does not matter here.
+        let (_, held) = most_held(|| probe::open_file("model.pt", &bytes).is_ok());
+        assert!(held <= allowed(pickle.len()), "{what}: {held} bytes held for {}", pickle.len());
+    }
+    // What training states hold is no bomb: a million numbers in a list.
+    let numbers = [&b"\x80\x04("[..], &b"M\x34\x12".repeat(1 << 20), b"l."].concat();
+    probe::open_file("model.pt", &torch_archive(&numbers)).unwrap();
+}
+
+/// A pickled dict of tensors of the same storage, with strides of 0.
+fn repeated_tensors(count: usize, elements: u64) -> Vec<u8> {
+    let text = |text: &str| [b"X", &(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
+    let mut pickle = b"\x80\x02}(".to_vec();
+    for number in 0..count {
+        pickle.extend(text(&format!("t{number}")));
+        pickle.extend(b"ctorch._utils\n_rebuild_tensor_v2\n((");
+        pickle.extend(text("storage"));
+        pickle.extend(b"ctorch\nFloatStorage\n");
+        pickle.extend([text("0"), text("cpu")].concat());
+        pickle.extend(b"K\x40tQK\0\x8a\x08");
+        pickle.extend(elements.to_le_bytes());
+        pickle.extend(b"\x85K\0\x85\x89ccollections\nOrderedDict\n)RtR");
+    }
+    pickle.extend(b"u.");
+    pickle
+}
+
+#[test]
+fn tensors_out_of_proportion_to_their_file_are_refused() {
+    let _turn = turn();
+    // 200 times 8 GiB in 30 KB.
+    let pickle = repeated_tensors(200, 1 << 31);
+    assert!(pickle.len() < 40_000);
+    let bytes = torch_archive(&pickle);
+    refused(
+        "expansion",
+        bytes.len(),
+        || probe::open_file("model.pt", &bytes),
+        &["1717986918400", "files hold"],
+    );
+    let error = probe::open_file("model.pt", &bytes).unwrap_err();
+    assert!(weightloom_errors::Hint::hint(&error).is_some());
+    // A mask that was expanded is fine.
+    probe::open_file("model.pt", &torch_archive(&repeated_tensors(2, 1 << 20))).unwrap();
 }
 
 #[test]

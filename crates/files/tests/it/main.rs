@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
+mod locks;
+mod staging;
+
 use std::fs;
 use std::io::Write as _;
 use std::path::Path;

@@ -74,6 +74,15 @@ impl Job {
             assert!(self.output.contains(&line), "rank {rank} did not print `{error}`:\n{}", self.output);
         }
     }
+
+    /// Asserts that no other rank is said to hang.
+    fn assert_names_only(&self, hung: usize) {
+        assert_eq!(self.code, Some(3), "{}", self.output);
+        assert!(self.took < Duration::from_secs(30), "{:?}", self.took);
+        let blamed: Vec<&str> = self.output.lines().filter(|line| line.contains("did not join")).collect();
+        let right = |line: &&str| line.contains(&format!(" rank {hung} did not join "));
+        assert!(!blamed.is_empty() && blamed.iter().all(right), "rank {hung} hangs:\n{}", self.output);
+    }
 }
 
 #[test]
@@ -202,8 +211,35 @@ fn abandoned_calls_do_not_block_the_end_of_the_job() {
 fn a_rank_frozen_while_data_moves_ends_the_job() {
     let job = mpirun(4, "freeze-busy");
     assert_eq!(job.code, Some(3), "{}", job.output);
-    // Detected between calls by the agreement, or inside one by the watchdog.
-    let named = job.output.contains("rank 2 did not join");
-    assert!(named || job.output.contains("timed out; ending the job"), "{}", job.output);
+    // Noticed between calls by the agreement, or inside one by the watchdog.
+    assert!(job.output.contains("rank 2 did not join all_reduce(avg)"), "{}", job.output);
+    job.assert_names_only(2);
+    assert!(job.took < Duration::from_secs(30), "{:?}", job.took);
+}
+
+/// A rank hangs, and others wait for ranks that wait for it.
+#[test]
+fn the_rank_that_hangs_is_named_wherever_the_others_wait() {
+    for (scenario, rank, call) in [
+        ("stuck-beside-sub-gang", 1, "barrier"),
+        ("frozen-beside-sub-gang", 1, "barrier"),
+        ("stuck-before-message", 2, ""),
+        ("stuck-in-background", 2, "all_reduce(sum) of 1000 f32"),
+        ("frozen-in-background", 2, "all_reduce(sum) of 1000 f32"),
+        ("stuck-before-leave", 2, "leave"),
+        ("frozen-after-leave", 2, "leave"),
+    ] {
+        let job = mpirun(4, scenario);
+        job.assert_names_only(rank);
+        assert!(job.output.contains(&format!("did not join {call}")), "{scenario}: {}", job.output);
+    }
+}
+
+/// Before MPI has started, no rank knows the others.
+#[test]
+fn a_rank_that_does_not_start_ends_the_job() {
+    let job = mpirun(4, "stuck-before-join");
+    assert_eq!(job.code, Some(3), "{}", job.output);
+    assert!(job.output.contains("error: not all ranks have joined the MPI job"), "{}", job.output);
     assert!(job.took < Duration::from_secs(30), "{:?}", job.took);
 }

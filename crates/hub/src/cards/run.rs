@@ -2,16 +2,21 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::Value;
 use weightloom_checkpoint::{
     CheckpointError, CheckpointFolder, LocalStorage, SavedCheckpoint, ScoreOrder, Storage, StorageError,
 };
 use weightloom_errors::Hint;
+use weightloom_files::{TargetLock, remove_abandoned_files};
 
 use super::draft::CardDraft;
 use super::name::CardName;
 use super::source::{CardSource, SourceKind};
+
+/// How long to wait for another process that writes the same cards.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Cards of a training run: `checkpoint_step_N` for each checkpoint,
 /// `last_checkpoint`, and `best_checkpoint` if there are scores.
@@ -90,9 +95,8 @@ impl RunCards {
     /// Writes the cards atomically to a file in a folder and returns its path.
     /// Checkpoints below the folder get relative paths, so that it can be moved.
     pub fn write_cards(&self, folder: &Path) -> Result<PathBuf, RunError> {
-        let drafts = self.drafts_in(Some(&absolute(folder)?))?;
-        let yaml = serde_saphyr::to_string_multiple(&drafts)
-            .map_err(|error| RunError::Yaml { message: error.to_string() })?;
+        // The names of files begin with it.
+        self.check_prefix()?;
         let failed = |error: std::io::Error| StorageError::Io {
             action: "create",
             file: folder.display().to_string(),
@@ -101,14 +105,27 @@ impl RunCards {
         };
         fs::create_dir_all(folder).map_err(failed)?;
         let name = format!("{}checkpoints.yaml", self.prefix);
+        // Listing and writing belong together: of two writers, the one that
+        // listed first must not write last.
+        let path = folder.join(&name);
+        let lock = TargetLock::take(&path, PATIENCE).map_err(CheckpointError::from)?;
+        remove_abandoned_files(&path, &lock);
+        let drafts = self.drafts_in(Some(&absolute(folder)?))?;
+        let yaml = serde_saphyr::to_string_multiple(&drafts)
+            .map_err(|error| RunError::Yaml { message: error.to_string() })?;
         LocalStorage::new(folder).put(&name, yaml.as_bytes())?;
-        Ok(folder.join(name))
+        Ok(path)
+    }
+
+    fn check_prefix(&self) -> Result<(), RunError> {
+        match CardName::parse(&format!("{}x", self.prefix)).is_none_or(|name| name.env().is_some()) {
+            true => Err(RunError::Prefix { prefix: self.prefix.clone() }),
+            false => Ok(()),
+        }
     }
 
     fn drafts_in(&self, folder: Option<&Path>) -> Result<Vec<CardDraft>, RunError> {
-        if CardName::parse(&format!("{}x", self.prefix)).is_none_or(|name| name.env().is_some()) {
-            return Err(RunError::Prefix { prefix: self.prefix.clone() });
-        }
+        self.check_prefix()?;
         let checkpoints = CheckpointFolder::new(&self.root);
         let saved = checkpoints.list()?;
         let mut drafts = saved.iter().map(|saved| self.step(saved, folder)).collect::<Result<Vec<_>, _>>()?;

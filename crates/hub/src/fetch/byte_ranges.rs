@@ -1,5 +1,6 @@
 //! The downloaded byte ranges of a file.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -40,20 +41,46 @@ impl ByteRanges {
     }
 
     /// The missing ranges of a file, each of at most `limit` bytes.
-    pub(super) fn missing(&self, size: u64, limit: u64) -> Vec<Range<u64>> {
-        let limit = limit.max(1);
-        let mut missing = Vec::new();
+    pub(super) fn missing(&self, size: u64, limit: u64) -> MissingRanges {
+        let mut gaps = VecDeque::new();
         let mut at = 0;
         for (start, end) in self.0.iter().copied().chain([(size, size)]) {
             let start = start.min(size);
-            while at < start {
-                let next = at.saturating_add(limit).min(start);
-                missing.push(at..next);
-                at = next;
+            if at < start {
+                gaps.push_back(at..start);
             }
             at = at.max(end);
         }
-        missing
+        MissingRanges { gaps, limit: limit.max(1) }
+    }
+}
+
+/// Missing ranges, made one by one: a server can claim any size, and a list of
+/// all ranges would take memory in proportion.
+#[derive(Clone, Debug)]
+pub(super) struct MissingRanges {
+    gaps: VecDeque<Range<u64>>,
+    limit: u64,
+}
+
+impl MissingRanges {
+    /// The number of ranges that are left, up to a limit.
+    pub(super) fn count_up_to(&self, limit: usize) -> usize {
+        self.clone().take(limit).count()
+    }
+}
+
+impl Iterator for MissingRanges {
+    type Item = Range<u64>;
+
+    fn next(&mut self) -> Option<Range<u64>> {
+        let gap = self.gaps.front_mut()?;
+        let range = gap.start..gap.start.saturating_add(self.limit).min(gap.end);
+        gap.start = range.end;
+        if gap.is_empty() {
+            self.gaps.pop_front();
+        }
+        Some(range)
     }
 }
 
@@ -69,8 +96,18 @@ mod tests {
             ranges.add(range);
         }
         assert_eq!(ranges, ByteRanges(vec![(10, 40)]));
-        assert_eq!(ranges.missing(50, 100), vec![0..10, 40..50]);
-        assert_eq!(ranges.missing(15, 4), vec![0..4, 4..8, 8..10]);
+        let missing = |size, limit| ranges.missing(size, limit).collect::<Vec<_>>();
+        assert_eq!(missing(50, 100), vec![0..10, 40..50]);
+        assert_eq!(missing(15, 4), vec![0..4, 4..8, 8..10]);
+    }
+
+    #[test]
+    fn ranges_of_a_huge_file_take_no_memory() {
+        let mut missing = ByteRanges::default().missing(u64::MAX, 1 << 20);
+        assert_eq!(missing.count_up_to(9), 9);
+        assert_eq!(missing.next(), Some(0..1 << 20));
+        assert_eq!(missing.nth(2), Some(3 << 20..4 << 20));
+        assert_eq!(missing.gaps.len(), 1);
     }
 
     #[test]
@@ -96,7 +133,7 @@ mod tests {
                 prop_assert!(ranges.is_valid());
             }
             prop_assert_eq!(ranges.total(), there.iter().filter(|byte| **byte).count() as u64);
-            let missing = ranges.missing(size, limit);
+            let missing: Vec<_> = ranges.missing(size, limit).collect();
             prop_assert!(missing.iter().all(|range| range.end - range.start <= limit));
             let bytes: Vec<u64> = missing.into_iter().flatten().collect();
             let expected: Vec<u64> = (0..size).filter(|byte| !there[*byte as usize]).collect();

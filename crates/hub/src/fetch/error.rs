@@ -5,6 +5,7 @@ use std::io;
 use std::time::Duration;
 
 use weightloom_errors::{FileError, Hint, did_you_mean, name_list};
+use weightloom_http::TooSlow;
 
 /// Why a file was not downloaded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,6 +36,10 @@ pub enum FetchError {
     /// A failure that a retry does not fix.
     #[error("cannot download `{what}`: {reason}")]
     Failed { what: String, reason: TransferError },
+    #[error(
+        "cannot download `{what}`: {needed} bytes are missing, and the disk has {free} bytes of free space"
+    )]
+    NoSpace { what: String, needed: u64, free: u64 },
     #[error("cannot download `{what}`: the server allows the next request in {} s", .wait.as_secs())]
     RateLimited { what: String, wait: Duration },
     /// The second download had the wrong hash as well.
@@ -103,6 +108,8 @@ pub enum TransferError {
     },
     #[error("no data for {:.1} s", .after.as_secs_f64())]
     Stalled { after: Duration },
+    #[error("too slow: {bytes} bytes in {:.1} s", .waited.as_secs_f64())]
+    Slow { bytes: u64, waited: Duration },
     #[error("cannot reach the server: {cause}")]
     Unreachable { cause: String },
     #[error("connection lost: {cause}")]
@@ -115,6 +122,12 @@ pub enum TransferError {
     Changed,
     #[error("invalid response: {problem}")]
     Malformed { problem: String },
+}
+
+impl From<TooSlow> for TransferError {
+    fn from(slow: TooSlow) -> Self {
+        Self::Slow { bytes: slow.bytes, waited: slow.waited }
+    }
 }
 
 fn in_parentheses(text: &str) -> String {
@@ -130,6 +143,7 @@ impl FetchError {
             Self::RetriesExhausted { .. }
                 | Self::Failed { .. }
                 | Self::RateLimited { .. }
+                | Self::NoSpace { .. }
                 | Self::WrongHash { .. }
                 | Self::Listing { .. }
                 | Self::File(_)
@@ -161,6 +175,7 @@ impl Hint for FetchError {
             Self::WrongHash { .. } => {
                 "a proxy or mirror serves other bytes; try another HF_ENDPOINT or network".to_owned()
             }
+            Self::NoSpace { .. } => "free some space, or set HF_HOME to another disk".to_owned(),
             Self::NoMatch { .. } => "choose files with a pattern such as `*.safetensors`".to_owned(),
             Self::ManyModels { files, .. } => {
                 format!("choose one by name, such as `{}`", files.first().map_or("", String::as_str))
@@ -196,7 +211,9 @@ impl Hint for TransferError {
         let hint = match self {
             Self::Status { status: 429, .. } => "wait, or set HF_TOKEN for a higher limit on the hub",
             Self::Status { status: 500.., .. } => "the server has a problem; try again later",
-            Self::Stalled { .. } | Self::Interrupted { .. } => "try again; downloaded bytes are kept",
+            Self::Stalled { .. } | Self::Slow { .. } | Self::Interrupted { .. } => {
+                "try again; downloaded bytes are kept"
+            }
             Self::Unreachable { .. } => {
                 "check the network, HF_ENDPOINT and HTTPS_PROXY; without a network, set HF_HUB_OFFLINE=1"
             }

@@ -8,6 +8,9 @@ use super::digest::Digest;
 use super::error::FetchError;
 use super::names;
 
+/// Limit for files, so that sums of their sizes do not overflow: 1 PiB.
+const MAX_FILE_BYTES: u64 = 1 << 50;
+
 /// File list of a repository at a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Listing {
@@ -76,6 +79,11 @@ impl Listing {
             let (Some(size), Some(digest)) = (size, digest) else {
                 return Err(bad(format!("no size or hash of `{name}`")));
             };
+            if size > MAX_FILE_BYTES {
+                return Err(bad(format!(
+                    "`{name}` has {size} bytes, more than the limit of {MAX_FILE_BYTES}"
+                )));
+            }
             files.insert(name, ListedFile { size, digest });
         }
         Ok(Self { commit, files })
@@ -89,10 +97,20 @@ impl Listing {
         for (name, file) in tree.files {
             names::check_file(&name).ok()?;
             let digest = Digest::from_hex(file.lfs_sha256.as_deref().unwrap_or(&file.blob_id))?;
-            files.insert(name, ListedFile { size: file.lfs_size.unwrap_or(file.size), digest });
+            let size = file.lfs_size.unwrap_or(file.size);
+            files.insert(
+                name,
+                ListedFile { size: Some(size).filter(|size| *size <= MAX_FILE_BYTES)?, digest },
+            );
         }
         Some(Self { commit: commit.to_owned(), files })
     }
+}
+
+/// Parses a response of the hub and returns its number of files, for fuzzing.
+#[doc(hidden)]
+pub fn check_listing(text: &[u8]) -> Result<usize, FetchError> {
+    Listing::from_response("owner/model", text).map(|listing| listing.files.len())
 }
 
 /// The names in a folder, without its prefix.

@@ -4,12 +4,8 @@
 //! dies. The lock files are those of `huggingface_hub`, so Python and we wait
 //! for each other, without a time limit.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 use std::time::Duration;
-
-use weightloom_errors::FileError;
 
 use super::disk;
 use super::error::FetchError;
@@ -21,40 +17,14 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// A lock, held until it is dropped.
 #[derive(Debug)]
 pub(super) struct FileLock {
-    _file: File,
+    _lock: weightloom_files::FileLock,
 }
 
 impl FileLock {
     /// Takes a lock unless another process holds it.
     pub(super) fn try_take(path: &Path) -> Result<Option<Self>, FetchError> {
         disk::create_folder_of(path)?;
-        let failed = FileError::while_trying_to("lock", path);
-        let mut tries = 0;
-        loop {
-            let mut file = OpenOptions::new()
-                .create(true)
-                .read(true)
-                .write(true)
-                .truncate(false)
-                .open(path)
-                .map_err(&failed)?;
-            match file.try_lock() {
-                Ok(()) => {}
-                Err(TryLockError::WouldBlock) => return Ok(None),
-                Err(TryLockError::Error(error)) => return Err(failed(error).into()),
-            }
-            tries += 1;
-            // The file may have been removed before we held the lock. Where
-            // inode numbers are unreliable, it always seems so.
-            if tries < 10 && !is_still_at(&file, path) {
-                continue;
-            }
-            // Lets waiting processes report the holder.
-            let _ = file.set_len(0);
-            let _ = file.seek(SeekFrom::Start(0));
-            let _ = file.write_all(format!("process {}", std::process::id()).as_bytes());
-            return Ok(Some(Self { _file: file }));
-        }
+        Ok(weightloom_files::FileLock::try_take(path)?.map(|lock| Self { _lock: lock }))
     }
 
     /// Takes a lock, waiting for it without a time limit.
@@ -62,8 +32,7 @@ impl FileLock {
         if let Some(lock) = Self::try_take(path)? {
             return Ok(lock);
         }
-        let holder = fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
-        let holder = holder.filter(|text| text.starts_with("process ") && text.len() < 64);
+        let holder = weightloom_files::FileLock::holder(path);
         observer.waiting(&LockWait { file: what, lock: path, holder });
         loop {
             std::thread::sleep(POLL_INTERVAL);
@@ -75,22 +44,6 @@ impl FileLock {
             }
         }
     }
-}
-
-/// Whether the locked file is the one that others open.
-#[cfg(unix)]
-fn is_still_at(file: &File, path: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    match (file.metadata(), fs::metadata(path)) {
-        (Ok(held), Ok(there)) => held.ino() == there.ino() && held.dev() == there.dev(),
-        _ => false,
-    }
-}
-
-/// Open files cannot be removed on this platform.
-#[cfg(not(unix))]
-fn is_still_at(_file: &File, _path: &Path) -> bool {
-    true
 }
 
 #[cfg(test)]

@@ -298,7 +298,12 @@ impl<'a> Network<'a> {
             return Err(failed(TransferError::Status { status: response.status(), message: String::new() }));
         }
         let mut text = Vec::new();
-        while let Some(bytes) = self.next(&mut response, cancellation)? {
+        let mut speed = self.settings.retry.min_speed.watch();
+        loop {
+            let asked = Instant::now();
+            let Some(bytes) = self.next(&mut response, cancellation)? else { break };
+            let received = speed.record(bytes.as_ref().len(), asked.elapsed());
+            received.map_err(|slow| RequestError::transient(slow.into()))?;
             text.extend_from_slice(bytes.as_ref());
             if text.len() > MAX_TEXT_BYTES {
                 let problem = format!("more than {MAX_TEXT_BYTES} bytes");

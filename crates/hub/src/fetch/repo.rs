@@ -7,9 +7,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use reqwest::Url;
 use weightloom_http::redact_url;
+use weightloom_machine::free_space;
 
 use super::address;
 use super::choice::FileChoice;
+use super::disk;
 use super::error::FetchError;
 use super::listing::{ListedFile, Listing, below};
 use super::lock::FileLock;
@@ -222,10 +224,30 @@ impl<'a> RepoDownload<'a> {
         matches!(FileLock::try_take(&self.cache.lock(&entry.digest)), Ok(None))
     }
 
+    /// Makes sure that the disk has space for all files before any is
+    /// downloaded.
+    fn require_space(&self, missing: &[NamedFile<'a>]) -> Result<(), FetchError> {
+        let size = |(name, entry): &NamedFile<'a>| {
+            if self.cache.find(&self.listing.commit, name, entry).is_some() {
+                return 0;
+            }
+            let partial = disk::length(&self.cache.staging(&entry.digest)).unwrap_or(0);
+            entry.size.saturating_sub(partial)
+        };
+        let needed = missing.iter().map(size).fold(0_u64, u64::saturating_add);
+        match free_space(&self.network.settings.hub_cache) {
+            Some(free) if needed > free => {
+                Err(FetchError::NoSpace { what: self.repo.repo.clone(), needed, free })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Downloads small files in parallel, then large ones one by one in parallel
     /// ranges. Files that another process is downloading come last, so that two
     /// processes share the work.
     fn download_all(&self, missing: Vec<NamedFile<'a>>) -> Result<(), FetchError> {
+        self.require_space(&missing)?;
         let (small, large): (Vec<_>, Vec<_>) =
             missing.into_iter().partition(|(_, entry)| entry.size <= self.network.settings.range_bytes);
         let later = Mutex::new(Vec::new());
@@ -276,7 +298,7 @@ impl<'a> RepoDownload<'a> {
                 self.cache.link(commit, name, entry)?;
                 return self.cache.mark(self.listing, &[name], self.observer);
             }
-            super::disk::remove(&path)?;
+            disk::remove(&path)?;
         }
         let path = format!("{}/resolve/{commit}/{}", self.repo.repo, names::encode_path(name));
         let job = Job {

@@ -6,7 +6,6 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use weightloom_errors::FileError;
 
-use super::byte_ranges::ByteRanges;
+use super::byte_ranges::{ByteRanges, MissingRanges};
 use super::disk;
 use super::error::{FetchError, TransferError};
 use super::response::Validator;
@@ -102,7 +101,7 @@ impl StagingFile {
     }
 
     /// The missing ranges; `None` if the length is unknown.
-    pub(super) fn missing(&self, limit: u64) -> Option<Vec<Range<u64>>> {
+    pub(super) fn missing(&self, limit: u64) -> Option<MissingRanges> {
         let state = self.state();
         state.size.map(|size| state.done.missing(size, limit))
     }

@@ -6,14 +6,16 @@
 //! through all retries and continues at the byte it has reached. Otherwise the
 //! whole file comes through one connection, from its start.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 use reqwest::Url;
 use weightloom_http::Retries;
+use weightloom_machine::free_space;
 
+use super::byte_ranges::MissingRanges;
 use super::digest::Digest;
 use super::error::{FetchError, TransferError};
 use super::network::{
@@ -117,7 +119,9 @@ fn fill(
         // A server that sends the start again and again makes no progress.
         if staging.total() > best {
             best = staging.total();
-            retries.record_progress();
+            if !is_slow(&error) {
+                retries.record_progress();
+            }
         }
         cancellation.wait_to_retry(&mut retries, error).map_err(|abort| abort.into_error(name))?;
     }
@@ -136,17 +140,19 @@ impl Download<'_> {
     /// Downloads until the file is complete or a request fails.
     fn run(&self) -> Result<Filled, RequestError> {
         let range_bytes = self.network.settings.range_bytes.max(1);
-        let missing = match self.staging.missing(range_bytes) {
-            Some(missing) if missing.is_empty() => {
-                let size = self.staging.size().unwrap_or(0);
-                self.staging.writer()?.set_size(size)?;
-                return Ok(Filled::Complete);
+        let requested = match self.staging.missing(range_bytes) {
+            Some(mut missing) => {
+                let Some(requested) = missing.next() else {
+                    let size = self.staging.size().unwrap_or(0);
+                    self.staging.writer()?.set_size(size)?;
+                    return Ok(Filled::Complete);
+                };
+                requested
             }
-            Some(missing) => missing,
             // The first response states the length.
-            None => vec![0..range_bytes],
+            None => 0..range_bytes,
         };
-        let requested = missing[0].clone();
+        self.require_space(self.staging.size())?;
         let response = self.send(&requested)?;
         match self.check(&response, &requested)? {
             Body::Unchanged => Ok(Filled::Unchanged),
@@ -156,8 +162,9 @@ impl Download<'_> {
             }
             Body::Whole { length } => self.download_whole(response, length),
             Body::Range { range, .. } => {
-                let ranges = self.staging.missing(range_bytes).unwrap_or_default();
-                self.download_ranges(ranges, (response, range))?;
+                if let Some(ranges) = self.staging.missing(range_bytes) {
+                    self.download_ranges(ranges, (response, range))?;
+                }
                 self.finish_ranges()
             }
         }
@@ -212,7 +219,20 @@ impl Download<'_> {
             Body::Empty | Body::Unchanged => return Ok(body),
         };
         self.staging.agree(total, &validator).map_err(RequestError::transient)?;
+        self.require_space(total)?;
         Ok(body)
+    }
+
+    /// Makes sure that the disk has space for what is missing of a file.
+    fn require_space(&self, size: Option<u64>) -> Result<(), RequestError> {
+        let needed = size.unwrap_or(0).saturating_sub(self.staging.total());
+        match self.staging.path().parent().and_then(free_space) {
+            Some(free) if needed > free => {
+                let what = self.job.subject.name().to_owned();
+                Err(FetchError::NoSpace { what, needed, free }.into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Downloads all bytes from a server without ranges.
@@ -238,14 +258,14 @@ impl Download<'_> {
     /// Downloads ranges in parallel. The first has its response already.
     fn download_ranges(
         &self,
-        ranges: Vec<Range<u64>>,
+        mut ranges: MissingRanges,
         first: (FileResponse, Range<u64>),
     ) -> Result<(), RequestError> {
-        let mut ranges = VecDeque::from(ranges);
-        let head = ranges.pop_front();
-        let threads = self.network.settings.connections.max(1).min(ranges.len() + 1);
+        let head = ranges.next();
+        let others = self.network.settings.connections.max(1) - 1;
+        let threads = ranges.count_up_to(others) + 1;
         let ranges = Mutex::new(ranges);
-        let next = || ranges.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let next = || ranges.lock().unwrap_or_else(PoisonError::into_inner).next();
         let work = |mut range: Option<Range<u64>>, mut response: Option<(FileResponse, Range<u64>)>| {
             let worked = (|| {
                 let mut writer = self.staging.writer()?;
@@ -290,8 +310,11 @@ impl Download<'_> {
         while position < range.end {
             let (reached, error) = self.download_range_once(position..range.end, response.take(), writer);
             if reached > position {
-                retries.record_progress();
                 position = reached;
+                // A trickle does not count; else it would never be given up.
+                if !error.as_ref().is_some_and(is_slow) {
+                    retries.record_progress();
+                }
             }
             match error {
                 None => {}
@@ -348,7 +371,11 @@ impl Download<'_> {
         position: &mut u64,
     ) -> Result<(), RequestError> {
         *position = range.start;
-        while let Some(bytes) = self.network.next(&mut response, self.cancellation)? {
+        let mut speed = self.network.settings.retry.min_speed.watch();
+        loop {
+            let asked = Instant::now();
+            let Some(bytes) = self.network.next(&mut response, self.cancellation)? else { break };
+            let waited = asked.elapsed();
             self.cancellation.check()?;
             let bytes = bytes.as_ref();
             if bytes.len() as u64 > range.end - *position {
@@ -358,9 +385,17 @@ impl Download<'_> {
             writer.write_at(*position, bytes)?;
             *position += bytes.len() as u64;
             self.cancellation.observer.progress(self.job.subject.name(), bytes.len() as u64);
+            // The last bytes of a range need no speed.
+            if *position < range.end {
+                speed.record(bytes.len(), waited).map_err(|slow| RequestError::transient(slow.into()))?;
+            }
         }
         Ok(())
     }
+}
+
+fn is_slow(error: &RequestError) -> bool {
+    matches!(error, RequestError::Transient { cause: TransferError::Slow { .. }, .. })
 }
 
 fn interrupted(cause: String) -> RequestError {

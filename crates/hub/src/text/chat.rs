@@ -7,10 +7,13 @@
 mod answer;
 mod budget;
 mod error;
-mod instrument;
+mod generation_tag;
+mod guard;
 mod message;
 mod python;
+mod rewrite;
 mod timestamp;
+mod weight;
 
 pub use answer::RenderedAnswer;
 pub use error::ChatError;
@@ -18,19 +21,20 @@ pub use message::{InvalidMessage, Message, OrderedJson};
 pub use timestamp::Timestamp;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::Path;
+use std::sync::LazyLock;
 
+use minijinja::machinery::{self, CodeGenerator, Instructions, Token};
+use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Rest};
-use minijinja::{
-    Environment, Error, ErrorKind, Output, State, UndefinedBehavior, Value, syntax::SyntaxConfig,
-};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, UndefinedBehavior, Value};
 use weightloom_checkpoint::formats::gguf::GgufValue;
 
 use super::folder_tokenizer;
 use super::gguf_metadata::GgufMetadata;
 use super::tokenizer_config::{ReadFile, TokenizerFiles};
 use budget::Stop;
+use weight::{NODE_WORK, Weight};
 
 /// Name of the template in its environment.
 const NAME: &str = "chat";
@@ -42,10 +46,20 @@ const MAX_TEXT_BYTES: usize = 1 << 24;
 /// Limit for nested calls. Few templates have more than three.
 const MAX_CALL_DEPTH: usize = 100;
 
-/// Templates run on a separate thread, because nested values need stack: about
-/// 170 bytes per level, and the work limit allows half a million levels. Only
-/// used pages take memory.
-const STACK_BYTES: usize = 256 << 20;
+/// Limit for tokens between `{{` and `}}` or `{%` and `%}`: expressions nest at
+/// most so deep.
+const MAX_TAG_TOKENS: usize = 4096;
+
+/// The engine counts columns in 16 bits.
+const MAX_LINE_CHARS: usize = 65_000;
+
+/// Each `elif` nests in the one before it.
+const MAX_BRANCHES: usize = 1024;
+
+/// Templates are parsed and run on a separate thread, because nested
+/// expressions need stack: a few kilobytes for each of the tokens of a tag.
+/// Only used pages take memory.
+const STACK_BYTES: usize = 128 << 20;
 
 /// Whether the text ends with the start of an assistant message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,23 +83,32 @@ pub struct ChatContext {
     pub variables: Vec<(String, OrderedJson)>,
 }
 
-/// A compiled chat template.
+/// A chat template.
+#[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
     source: String,
     tokens: Vec<(&'static str, String)>,
 }
 
 impl ChatTemplate {
-    /// Compiles a template.
+    /// Checks the syntax of a template.
     pub fn new(source: &str) -> Result<Self, ChatError> {
-        if source.len() > MAX_TEMPLATE_BYTES {
-            return Err(ChatError::LongTemplate { bytes: source.len(), limit: MAX_TEMPLATE_BYTES });
+        let template = Self::unchecked(source.to_owned());
+        on_thread(|| compile(&generation_tag::replace(template.checked_length()?)).map(|_| ()))?;
+        Ok(template)
+    }
+
+    /// A template that is parsed when it is rendered.
+    fn unchecked(source: String) -> Self {
+        Self { source, tokens: Vec::new() }
+    }
+
+    fn checked_length(&self) -> Result<&str, ChatError> {
+        let bytes = self.source.len();
+        if bytes > MAX_TEMPLATE_BYTES {
+            return Err(ChatError::LongTemplate { bytes, limit: MAX_TEMPLATE_BYTES });
         }
-        let rewritten = instrument::instrument(source)?;
-        let mut environment = environment().map_err(|error| ChatError::syntax(&error))?;
-        environment.add_template_owned(NAME, rewritten).map_err(|error| ChatError::syntax(&error))?;
-        Ok(Self { environment, source: source.to_owned(), tokens: Vec::new() })
+        Ok(&self.source)
     }
 
     /// Adds special tokens that the template can use by name, such as
@@ -117,7 +140,11 @@ impl ChatTemplate {
             .extend(self.tokens.iter().map(|(name, text)| ((*name).to_owned(), Value::from(text.as_str()))));
         variables.extend(context.variables.iter().map(|(name, data)| (name.clone(), data.to_value())));
         if let Some(now) = context.now {
-            let strftime = move |format: String| now.strftime(&format);
+            let strftime = move |state: &mut State<'_, '_>, format: Value| {
+                let format = format.as_str().unwrap_or_default();
+                budget::spend(state, format.len() as u64 * 64)?;
+                now.strftime(format)
+            };
             variables.insert("strftime_now".to_owned(), Value::from_function(strftime));
         }
         let messages: Value = messages.iter().map(Message::to_value).collect();
@@ -127,19 +154,8 @@ impl ChatTemplate {
         let add = Value::from(prompt == GenerationPrompt::Add);
         variables.insert("add_generation_prompt".to_owned(), add);
 
-        let run = || {
-            let template = self.environment.get_template(NAME)?;
-            template.render(Value::from_pairs(variables))
-        };
-        let ended = std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, run);
-            thread.map(std::thread::ScopedJoinHandle::join)
-        });
-        let text = match ended {
-            Ok(Ok(rendered)) => rendered.map_err(|error| ChatError::failed(&error))?,
-            Ok(Err(_)) => return Err(ChatError::Panicked),
-            Err(error) => return Err(ChatError::Thread { message: error.to_string() }),
-        };
+        let source = self.checked_length()?;
+        let text = on_thread(|| run(&generation_tag::replace(source), Value::from_pairs(variables)))?;
         if text.len() > MAX_TEXT_BYTES {
             return Err(ChatError::LongText { limit: MAX_TEXT_BYTES });
         }
@@ -147,11 +163,64 @@ impl ChatTemplate {
     }
 }
 
-impl fmt::Debug for ChatTemplate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { source, tokens, .. } = self;
-        f.debug_struct("ChatTemplate").field("source", source).field("tokens", tokens).finish_non_exhaustive()
+/// Runs a function on a thread with a large stack.
+fn on_thread<T: Send>(run: impl FnOnce() -> Result<T, ChatError> + Send) -> Result<T, ChatError> {
+    let ended = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, run);
+        thread.map(std::thread::ScopedJoinHandle::join)
+    });
+    match ended {
+        Ok(Ok(result)) => result,
+        Ok(Err(_)) => Err(ChatError::Panicked),
+        Err(error) => Err(ChatError::Thread { message: error.to_string() }),
     }
+}
+
+/// Instructions of a template and its blocks.
+type Compiled<'a> = (Instructions<'a>, BTreeMap<&'a str, Instructions<'a>>);
+
+/// Parses a template and adds the guards.
+fn compile(source: &str) -> Result<Compiled<'_>, ChatError> {
+    check_nesting(source)?;
+    let parsed = machinery::parse(source, NAME, syntax()).map_err(|error| ChatError::syntax(&error))?;
+    let mut generator = CodeGenerator::new(NAME, source);
+    generator.compile_stmt(&rewrite::rewrite(&parsed));
+    Ok(generator.finish())
+}
+
+/// Limits how deep expressions and branches nest before anything recurses into
+/// them.
+fn check_nesting(source: &str) -> Result<(), ChatError> {
+    if let Some(line) = source.lines().position(|line| line.chars().count() > MAX_LINE_CHARS) {
+        return Err(ChatError::LongLine { line: line + 1, limit: MAX_LINE_CHARS });
+    }
+    let (mut tokens, mut branches) = (0, 0);
+    for token in machinery::tokenize(source, false, syntax()) {
+        // The parser reports it with its line.
+        let Ok((token, span)) = token else { break };
+        match token {
+            Token::BlockStart | Token::VariableStart => tokens = 0,
+            Token::Ident("elif") if tokens == 0 => branches += 1,
+            _ => tokens += 1,
+        }
+        if tokens > MAX_TAG_TOKENS {
+            return Err(ChatError::LongTag { line: span.start_line.into(), limit: MAX_TAG_TOKENS });
+        }
+        if branches > MAX_BRANCHES {
+            return Err(ChatError::ManyBranches { limit: MAX_BRANCHES });
+        }
+    }
+    Ok(())
+}
+
+fn run(source: &str, variables: Value) -> Result<String, ChatError> {
+    let (instructions, blocks) = compile(source)?;
+    let mut text = String::new();
+    let mut out = machinery::make_string_output(&mut text);
+    let environment: &Environment<'_> = &ENVIRONMENT;
+    machinery::eval(environment, &instructions, variables, &blocks, &mut out, AutoEscape::None)
+        .map_err(|error| ChatError::failed(&error))?;
+    Ok(text)
 }
 
 /// The templates of a model. Most have one, `default`; some have another for
@@ -177,7 +246,7 @@ impl ChatTemplates {
         } else if let Some(value) = files.config.get("chat_template") {
             sources = named_sources(value)?;
         }
-        Self::new(sources, &tokens)
+        Ok(Self::new(sources, &tokens))
     }
 
     /// Reads the metadata of a GGUF file.
@@ -205,14 +274,13 @@ impl ChatTemplates {
             };
             sources.extend(gguf.text(key)?.map(|text| (name.to_owned(), text.to_owned())));
         }
-        Self::new(sources, &tokens)
+        Ok(Self::new(sources, &tokens))
     }
 
-    fn new(sources: BTreeMap<String, String>, tokens: &[(&'static str, String)]) -> Result<Self, ChatError> {
-        let template = |(name, source): (String, String)| {
-            Ok((name, ChatTemplate::new(&source)?.with_tokens(tokens.to_vec())))
-        };
-        Ok(Self(sources.into_iter().map(template).collect::<Result<_, ChatError>>()?))
+    /// Nothing is parsed yet: most commands need no template.
+    fn new(sources: BTreeMap<String, String>, tokens: &[(&'static str, String)]) -> Self {
+        let template = |(name, source)| (name, ChatTemplate::unchecked(source).with_tokens(tokens.to_vec()));
+        Self(sources.into_iter().map(template).collect())
     }
 
     /// Whether the model has no chat template.
@@ -254,20 +322,26 @@ fn named_sources(value: &serde_json::Value) -> Result<BTreeMap<String, String>, 
     })
 }
 
+/// The syntax of transformers.
+fn syntax() -> SyntaxConfig {
+    static SYNTAX: LazyLock<SyntaxConfig> = LazyLock::new(|| {
+        let built = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        built.expect("the default delimiters are valid")
+    });
+    SYNTAX.clone()
+}
+
 /// The environment that transformers provides.
-fn environment() -> Result<Environment<'static>, Error> {
+static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
     let mut environment = Environment::new();
-    environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
     environment.set_recursion_limit(MAX_CALL_DEPTH);
-    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(python::method);
     environment.set_formatter(format);
-    environment.add_filter("tojson", tojson);
+    guard::install(&mut environment);
     environment.add_function("raise_exception", raise);
-    environment.add_function(instrument::SPEND, budget::spend);
-    Ok(environment)
-}
+    environment
+});
 
 /// Formats a value like Python.
 fn format(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
@@ -275,11 +349,15 @@ fn format(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Res
     let text = match value.as_str() {
         Some(text) => text,
         None => {
+            let weight = Weight::of(state, std::slice::from_ref(value))?;
+            budget::spend(state, weight.nodes * NODE_WORK)?;
+            budget::require(state, weight.bytes.saturating_add(weight.nodes * 8))?;
             owned = python::text(value)?;
             &owned
         }
     };
-    budget::spend(state, text.len() as u64)?;
+    budget::spend(state, text.len() as u64 / 8)?;
+    budget::allocate(state, text.len() as u64)?;
     out.write_str(text).map_err(Error::from)
 }
 
@@ -301,6 +379,9 @@ fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Er
 }
 
 /// `raise_exception`: a template rejects a conversation.
-fn raise(message: String) -> Result<Value, Error> {
+fn raise(state: &mut State<'_, '_>, message: Value) -> Result<Value, Error> {
+    let weight = Weight::of(state, std::slice::from_ref(&message))?;
+    budget::require(state, weight.bytes.saturating_add(weight.nodes * 8))?;
+    let message = python::text(&message)?;
     Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Stop::Raised(message)))
 }

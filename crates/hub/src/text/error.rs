@@ -37,6 +37,16 @@ pub enum TextError {
     LongToken { id: usize, bytes: usize, limit: usize },
     #[error("cannot encode the text: {message}")]
     Encode { message: String },
+    #[error("cannot encode the text: it has {bytes} bytes, more than the limit of {limit}")]
+    LongText { bytes: usize, limit: usize },
+    #[error("cannot encode the text: the pattern `{pattern}` fails: {message}")]
+    Pattern { pattern: String, message: String },
+    #[error("cannot encode the text: the tokenizer panicked")]
+    Panicked,
+    #[error("unsupported tokenizer: its {part} makes texts too much longer")]
+    Growth { part: &'static str },
+    #[error("unsupported tokenizer: its {part} has {steps} steps, more than the limit of {limit}")]
+    ManySteps { part: &'static str, steps: usize, limit: usize },
     #[error("unknown architecture `{architecture}` in GGUF metadata")]
     Architecture { architecture: String },
     #[error("unsupported `{key}`: it differs between layers")]
@@ -60,6 +70,11 @@ impl Hint for TextError {
             Self::PreTokenizer { name } => {
                 let near = did_you_mean(nearest(name, PreTokenizer::names()));
                 return near.or_else(|| Some("use the model's `tokenizer.json` instead".to_owned()));
+            }
+            Self::LongText { .. } => "split the text",
+            Self::Pattern { .. } => "shorten long runs of spaces or of one character in the text",
+            Self::Panicked | Self::Growth { .. } | Self::ManySteps { .. } => {
+                "use the `tokenizer.json` that the model was published with"
             }
             Self::Architecture { .. } => "add the model's `config.json`",
             _ => return None,

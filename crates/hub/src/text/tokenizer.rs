@@ -15,10 +15,17 @@ use super::error::TextError;
 use super::streamer::Streamer;
 use super::token_decoder::TokenDecoder;
 use super::tokenizer_config::ReadFile;
+use super::tokenizer_limits::{self, MAX_TEXT_BYTES, guarded};
 use super::{folder_tokenizer, gguf_tokenizer};
 
 /// Limit for token ids. The largest vocabularies have about 260,000.
 const MAX_IDS: usize = 1 << 22;
+
+/// Ids per token of the vocabulary, beyond the first [`FEW_IDS`]: ids have few
+/// gaps, and a table of them takes memory.
+const IDS_PER_TOKEN: usize = 64;
+
+const FEW_IDS: usize = 1 << 16;
 
 /// Whether encoding adds special tokens such as BOS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,6 +62,7 @@ pub struct Tokenizer(Arc<Inner>);
 
 struct Inner {
     library: tokenizers::Tokenizer,
+    patterns: Vec<fancy_regex::Regex>,
     tokens: Vec<Option<Token>>,
     decoding: TokenDecoder,
     special_tokens: SpecialTokens,
@@ -111,24 +119,34 @@ impl Tokenizer {
         let _ = library.with_truncation(None);
         library.with_padding(None);
         keep_spaces(&mut library)?;
+        let patterns = tokenizer_limits::check(&library)?;
         let decoder = serde_json::to_value(library.get_decoder())
             .map_err(|error| TextError::invalid("tokenizer.json", &error))?;
         let tokens = tokens(&library)?;
-        Ok(Self(Arc::new(Inner { library, tokens, decoding: TokenDecoder::of(&decoder), special_tokens })))
+        let decoding = TokenDecoder::of(&decoder);
+        Ok(Self(Arc::new(Inner { library, patterns, tokens, decoding, special_tokens })))
     }
 
     /// Encodes a text.
     pub fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>, TextError> {
-        let encoding = self.0.library.encode_fast(text, special == Special::Add);
-        Ok(encoding.map_err(|error| TextError::Encode { message: error.to_string() })?.get_ids().to_vec())
+        self.check_text(text)?;
+        let encoding = guarded(|| self.0.library.encode_fast(text, special == Special::Add))?;
+        Ok(encoding.get_ids().to_vec())
     }
 
     /// Encodes a text with the positions of its tokens.
     pub fn encode_with_offsets(&self, text: &str, special: Special) -> Result<Encoded, TextError> {
-        let encoding = self.0.library.encode(text, special == Special::Add);
-        let encoding = encoding.map_err(|error| TextError::Encode { message: error.to_string() })?;
+        self.check_text(text)?;
+        let encoding = guarded(|| self.0.library.encode(text, special == Special::Add))?;
         let offsets = encoding.get_offsets().iter().map(|&(start, end)| start..end).collect();
         Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets })
+    }
+
+    fn check_text(&self, text: &str) -> Result<(), TextError> {
+        if text.len() > MAX_TEXT_BYTES {
+            return Err(TextError::LongText { bytes: text.len(), limit: MAX_TEXT_BYTES });
+        }
+        tokenizer_limits::check_patterns(&self.0.library, &self.0.patterns, text)
     }
 
     /// Decodes tokens. Unknown ids are ignored, because models often have more
@@ -259,7 +277,7 @@ impl Tokenizer {
     /// Decodes with the library. If that fails, returns the tokens as written in
     /// the vocabulary.
     pub(super) fn decode_whole(&self, ids: &[u32], special: SpecialText) -> String {
-        self.0.library.decode(ids, special == SpecialText::Skip).unwrap_or_else(|_| {
+        guarded(|| self.0.library.decode(ids, special == SpecialText::Skip)).unwrap_or_else(|_| {
             let mut bytes = Vec::new();
             ids.iter().for_each(|&id| self.push(id, special, &mut bytes));
             String::from_utf8_lossy(&bytes).into_owned()
@@ -319,10 +337,11 @@ fn tokens(library: &tokenizers::Tokenizer) -> Result<Vec<Option<Token>>, TextErr
     let vocabulary = library.get_vocab(true);
     let mut tokens = Vec::with_capacity(vocabulary.len());
     let added = library.get_added_vocabulary();
+    let limit = MAX_IDS.min(vocabulary.len().saturating_mul(IDS_PER_TOKEN).saturating_add(FEW_IDS));
     let mut put = |text: String, id: u32, kind: Kind| {
         let index = id as usize;
-        if index >= MAX_IDS {
-            return Err(TextError::HighId { token: text, id, limit: MAX_IDS });
+        if index >= limit {
+            return Err(TextError::HighId { token: text, id, limit });
         }
         if tokens.len() <= index {
             tokens.resize_with(index + 1, || None);

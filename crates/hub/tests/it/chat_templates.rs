@@ -110,17 +110,13 @@ fn endless_templates_are_stopped() {
 }
 
 #[test]
-fn the_work_limit_cannot_be_bypassed() {
-    let reserved = ChatTemplate::new("{% set weightloom_spend_work = 1 %}");
-    assert!(matches!(reserved, Err(ChatError::Reserved { .. })));
-}
-
-#[test]
 fn overlong_templates_and_texts_are_rejected() {
     let long = ChatTemplate::new(&"x".repeat(2 << 20));
     assert!(matches!(long, Err(ChatError::LongTemplate { .. })));
-    let deep = format!("{{{{ {}1{} }}}}", "(".repeat(100_000), ")".repeat(100_000));
-    assert!(matches!(ChatTemplate::new(&deep), Err(ChatError::Syntax { .. })));
+    let deep = |depth| format!("{{{{ {}1{} }}}}", "(".repeat(depth), ")".repeat(depth));
+    assert!(matches!(ChatTemplate::new(&deep(200)), Err(ChatError::Syntax { .. })));
+    assert!(matches!(ChatTemplate::new(&deep(10_000)), Err(ChatError::LongTag { .. })));
+    assert!(matches!(ChatTemplate::new(&deep(100_000)), Err(ChatError::LongLine { .. })));
     let text = render("{{ 'x' * 20000000 }}");
     assert_eq!(text, Err(ChatError::LongText { limit: 1 << 24 }));
 }

@@ -3,7 +3,10 @@
 //! * `cards`: inheritance, sources and mistakes of cards.
 //! * `chat_templates`: the same texts as transformers, within limits.
 //! * `fetch`: downloads from a server on loopback that misbehaves.
+//! * `hostile_templates`: chat templates that want to take time, memory or stack.
+//! * `hostile_tokenizers`: tokenizer files that want to panic or grow.
 //! * `locate`: names of run folders and adapters.
+//! * `mutated_seeds`: damaged inputs of the fuzz targets.
 //! * `run_cards`: cards of training runs.
 //! * `sentence_encoder`: the same vectors as transformers.
 //! * `tokenizers`: the same tokens as Python's tokenizers.
@@ -14,7 +17,11 @@ mod cards;
 mod chat_templates;
 #[cfg(unix)]
 mod fetch;
+mod hostile_templates;
+mod hostile_tokenizers;
 mod locate;
+mod mutated_seeds;
+mod probe;
 mod run_cards;
 mod sentence_encoder;
 mod tokenizers;

@@ -49,6 +49,29 @@ fn the_last_the_best_and_every_step_have_cards() {
 }
 
 #[test]
+fn concurrent_writers_of_cards_leave_the_newest() {
+    let place = tempfile::tempdir().unwrap();
+    let root = place.path().join("run");
+    run(&root, &[1]);
+    let cards = RunCards::new(&root).with("model_family", "llama");
+    std::thread::scope(|scope| {
+        for writer in 0..4 {
+            let (cards, root) = (&cards, &root);
+            scope.spawn(move || {
+                for round in 0..10 {
+                    run(root, &[2 + writer * 10 + round]);
+                    cards.write_cards(root).unwrap();
+                }
+            });
+        }
+    });
+    let store = CardStore::new([CardSource::folder(SourceKind::Run, &root)]);
+    assert_eq!(store.problems(), []);
+    // The last writer has listed last: no step is missing.
+    assert_eq!(store.names().filter(|name| name.starts_with("checkpoint_step_")).count(), 41);
+}
+
+#[test]
 fn published_cards_are_equal_and_move_with_their_run() {
     let place = tempfile::tempdir().unwrap();
     let root = place.path().join("a run: #1 'é'");

@@ -92,7 +92,7 @@ impl Family for Gpt2 {
             norm: NormConfig { kind: NormKind::Layer, eps: config.layer_norm_epsilon, offset: 0.0 },
             residual: ResidualForm::Before,
             mlp: MlpConfig {
-                inner: config.n_inner.unwrap_or(4 * config.n_embd),
+                inner: config.n_inner.unwrap_or(config.n_embd.saturating_mul(4)),
                 activation: activation("activation_function", &config.activation_function)?,
                 gating: Gating::Plain,
                 bias: true,

@@ -1,5 +1,7 @@
 //! Qwen 3 mixture-of-experts models.
 
+use std::collections::BTreeSet;
+
 use weightloom_checkpoint::{Index, KeyMap, KeyRule};
 use weightloom_hub::{ConfigError, Family, family_config};
 use weightloom_nn::{DecoderConfig, ExpertWeights, ExpertsConfig, LayerChoice};
@@ -56,9 +58,8 @@ impl Family for Qwen3Moe {
         let mut decoder = config.qwen3.decoder()?;
         let count = config.num_experts.or(config.num_local_experts).unwrap_or(128);
         let step = config.decoder_sparse_step;
-        let has = |layer: usize| {
-            step > 0 && (layer + 1).is_multiple_of(step) && !config.mlp_only_layers.contains(&layer)
-        };
+        let dense: BTreeSet<usize> = config.mlp_only_layers.iter().copied().collect();
+        let has = |layer: usize| step > 0 && (layer + 1).is_multiple_of(step) && !dense.contains(&layer);
         decoder.experts = (count > 0).then(|| ExpertsConfig {
             count,
             chosen: config.num_experts_per_tok,

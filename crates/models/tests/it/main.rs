@@ -5,6 +5,7 @@
 //! - `described`: models described in files.
 //! - `families`: every family against transformers, on one rank and sharded.
 //! - `folders`: the families are the folders of `src`.
+//! - `hostile_configs`: numbers that no machine could hold.
 //! - `loading`: what loading reads, allocates and refuses.
 //! - `prefix_tree`: batched sequences have the same bits as alone.
 
@@ -16,5 +17,7 @@ mod described;
 mod families;
 mod fixture;
 mod folders;
+mod hostile_configs;
 mod loading;
 mod prefix_tree;
+mod probe;

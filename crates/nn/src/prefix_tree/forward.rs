@@ -9,9 +9,8 @@ use weightloom_dtensor::DTensor;
 use weightloom_layout::{DType, Layout, Shape};
 use weightloom_tensor::{Tensor, no_grad};
 
-use super::PrefixTree;
+use super::{PrefixTree, TreeChunk};
 use crate::batch_adapters::{AdapterRows, AdapterSpec, BatchAdapters, group_by_adapter};
-use crate::cache::Cache;
 use crate::decoder::{ActivationCheckpointing, Decoder, Input};
 use crate::error::NnError;
 
@@ -28,7 +27,7 @@ pub struct Sequence<'a> {
 pub struct PrefixTreeOutput<'a> {
     decoder: &'a Decoder,
     adapters: Vec<Option<AdapterSpec<'a>>>,
-    tree: PrefixTree,
+    tree: Arc<PrefixTree>,
     /// The adapter of each token.
     adapter_of_token: Vec<usize>,
     /// `[tokens, 1, hidden]`.
@@ -43,17 +42,33 @@ impl Decoder {
         sequences: &[Sequence<'_>],
         adapters: &[Option<AdapterSpec<'a>>],
     ) -> Result<PrefixTreeOutput<'a>, NnError> {
-        self.prefill_prefix_tree(None, sequences, adapters)
+        let tree = self.prefix_tree(sequences, adapters.len())?;
+        let adapter_of_token: Vec<usize> = tree.adapters().collect();
+        let groups = group_by_adapter(adapter_of_token.iter().map(|&adapter| adapters[adapter]));
+        let tree = Arc::new(tree);
+        let rows: Vec<&[u32]> = tree.tokens().chunks(1).collect();
+        let hidden = no_grad(|| {
+            let tokens = self.tokens(&rows)?;
+            let chunk = TreeChunk::whole(Arc::clone(&tree));
+            let positions = self.position_info(&tokens, tree.positions())?.with_tree(chunk);
+            let context = self.context(BatchAdapters::Groups(&groups));
+            self.forward_layers(
+                &context,
+                Input::Tokens(tokens),
+                Arc::new(positions),
+                None,
+                ActivationCheckpointing::Off,
+            )
+        })?;
+        Ok(PrefixTreeOutput { decoder: self, adapters: adapters.to_vec(), tree, adapter_of_token, hidden })
     }
 
-    /// The same, writing the keys and values of each sequence to a row of an
-    /// empty cache.
-    pub(crate) fn prefill_prefix_tree<'a>(
-        &'a self,
-        mut cache: Option<&mut Cache>,
+    /// The tree of sequences, each with one of some adapters.
+    pub(crate) fn prefix_tree(
+        &self,
         sequences: &[Sequence<'_>],
-        adapters: &[Option<AdapterSpec<'a>>],
-    ) -> Result<PrefixTreeOutput<'a>, NnError> {
+        adapters: usize,
+    ) -> Result<PrefixTree, NnError> {
         if sequences.is_empty() {
             return Err(NnError::EmptyPrompt { row: 0 });
         }
@@ -61,34 +76,15 @@ impl Decoder {
             if tokens.is_empty() {
                 return Err(NnError::EmptyPrompt { row });
             }
-            if adapter >= adapters.len() {
-                return Err(NnError::UnknownAdapter { sequence: row, adapter, count: adapters.len() });
+            if adapter >= adapters {
+                return Err(NnError::UnknownAdapter { sequence: row, adapter, count: adapters });
             }
         }
         let lengths = sequences.iter().map(|sequence| sequence.tokens.len());
-        self.check_length(&[lengths.clone().max().unwrap_or(0)], None, 0)?;
+        self.check_length(&[lengths.max().unwrap_or(0)], None, 0)?;
         let given: Vec<(&[u32], usize)> =
             sequences.iter().map(|sequence| (sequence.tokens, sequence.adapter)).collect();
-        let tree = PrefixTree::new(&given);
-        let adapter_of_token: Vec<usize> = tree.adapters().collect();
-        let groups = group_by_adapter(adapter_of_token.iter().map(|&adapter| adapters[adapter]));
-        let rows: Vec<&[u32]> = tree.tokens().chunks(1).collect();
-        let hidden = no_grad(|| {
-            let tokens = self.tokens(&rows)?;
-            let positions = self.position_info(&tokens, tree.positions())?.with_tree(tree.clone());
-            let context = self.context(BatchAdapters::Groups(&groups));
-            self.forward_layers(
-                &context,
-                Input::Tokens(tokens),
-                Arc::new(positions),
-                cache.as_deref_mut(),
-                ActivationCheckpointing::Off,
-            )
-        })?;
-        if let Some(cache) = cache {
-            cache.advance(lengths);
-        }
-        Ok(PrefixTreeOutput { decoder: self, adapters: adapters.to_vec(), tree, adapter_of_token, hidden })
+        Ok(PrefixTree::new(&given))
     }
 }
 

@@ -1,5 +1,7 @@
 //! Greedy and sampled generation.
 
+use std::ops::ControlFlow;
+
 use weightloom_nn::{FinishReason, GenerateRequest, GeneratedSequence, Generation, Sampling};
 
 use crate::tiny::{decoder, logits};
@@ -111,4 +113,71 @@ fn reported_logprobs_agree_with_scores() {
         assert_eq!(reported, scored);
         assert_eq!(reported.top[0].1, reported.chosen, "greedy takes the most likely token");
     }
+}
+
+#[test]
+fn prompts_have_the_same_bits_in_chunks_of_any_size() {
+    let decoder = decoder();
+    // Shared prefixes, a prompt that begins another, and one that occurs twice.
+    let long: Vec<u32> = (0..20).map(|at| at * 7 % 29).collect();
+    let mut other = long[..12].to_vec();
+    other.extend([3, 3, 8]);
+    for prompts in [vec![long.clone()], vec![long.clone(), other, long[..6].to_vec(), vec![5], long.clone()]]
+    {
+        let request = GenerateRequest {
+            prompts: prompts.clone(),
+            max_new_tokens: 4,
+            top_logprobs: Some(3),
+            ..GenerateRequest::default()
+        };
+        let tokens = |chunk: usize| {
+            let generation = Generation::new(&decoder, None, request.clone()).unwrap();
+            let mut generation = generation.with_prefill_chunk(chunk);
+            let mut tokens = Vec::new();
+            while !generation.is_done() {
+                tokens.extend(generation.step().unwrap());
+            }
+            tokens
+        };
+        let whole = tokens(usize::MAX);
+        for chunk in [1, 2, 3, 5, 8, 19, 20, 21] {
+            assert_eq!(tokens(chunk), whole, "chunks of {chunk}");
+        }
+    }
+}
+
+#[test]
+fn a_prefill_that_is_given_up_ends_at_the_next_chunk() {
+    let decoder = decoder();
+    let request = GenerateRequest {
+        prompts: vec![vec![1; 30], vec![2; 30]],
+        max_new_tokens: 2,
+        ..GenerateRequest::default()
+    };
+    let generation = Generation::new(&decoder, None, request.clone()).unwrap();
+    let mut generation = generation.with_prefill_chunk(4);
+    let mut checks = 0;
+    let progress = generation.prefill(|| {
+        checks += 1;
+        if checks == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    assert_eq!((progress, checks), (Ok(ControlFlow::Break(())), 3));
+    // Nothing of it is left: the next prefill starts from the beginning.
+    assert_eq!(generation.run().unwrap(), generate(&request));
+    let rows: Vec<&[u32]> = request.prompts.iter().map(Vec::as_slice).collect();
+    let given_up = decoder.score_checked(&rows, 1, None, || ControlFlow::Break(()));
+    assert_eq!(given_up, Ok(None));
+}
+
+#[test]
+fn rows_are_scored_alike_alone_and_together() {
+    let decoder = decoder();
+    let rows: Vec<Vec<u32>> = vec![vec![1, 2, 3, 4, 5, 6], vec![1, 2, 3, 4, 5, 7, 8], vec![9], vec![4, 4]];
+    let rows: Vec<&[u32]> = rows.iter().map(Vec::as_slice).collect();
+    let together = decoder.score(&rows, 3, None).unwrap();
+    for (row, scores) in rows.iter().zip(&together) {
+        assert_eq!(scores.len(), row.len() - 1);
+        assert_eq!(*scores, decoder.score(&[row], 3, None).unwrap().remove(0));
+    }
+    assert_eq!(decoder.cache_bytes_per_token(), 2 * 2 * 2 * 4 * 4);
 }

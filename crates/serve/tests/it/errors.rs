@@ -134,7 +134,7 @@ fn what_is_no_http_closes_its_own_connection_alone() {
         let _ = stream.read_to_end(&mut answer);
         assert!(!answer.starts_with(b"HTTP/1.1 2"), "{}", String::from_utf8_lossy(&answer));
     }
-    let long = format!("GET /{} HTTP/1.1\r\nHost: h\r\n\r\n", "a".repeat(1 << 20));
+    let long = format!("GET /{} HTTP/1.1\r\nHost: localhost\r\n\r\n", "a".repeat(1 << 20));
     let mut stream = connect(server.address);
     let _ = stream.write_all(long.as_bytes());
     let _ = stream.read(&mut [0; 100]);
@@ -144,20 +144,21 @@ fn what_is_no_http_closes_its_own_connection_alone() {
 #[test]
 fn those_who_send_slowly_or_nothing_are_hung_up_on() {
     let mut options = options();
-    options.client_timeout = Duration::from_millis(400);
+    options.client_timeout = Duration::from_millis(1500);
     options.max_connections = 3;
     let server = Server::with(generator(64, Chats::Known), options);
     let begun = Instant::now();
     let mut silent = connect(server.address);
     let mut slow_head = connect(server.address);
-    slow_head.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nX-A: ").unwrap();
+    slow_head.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-A: ").unwrap();
     let mut slow_body = connect(server.address);
     slow_body
         .write_all(
-            b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: 100\r\n\r\n{",
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 100\r\n\r\n{",
         )
         .unwrap();
-    // All connections are taken. Who comes now waits for one to end.
+    // All connections are taken. One that has no request makes room.
+    std::thread::sleep(Duration::from_millis(800));
     complete(server.address, &json!({"prompt": "a"}));
     assert_eq!(receive(&mut slow_body).status, 408);
     for stream in [&mut silent, &mut slow_head] {

@@ -55,7 +55,7 @@ fn limits_of_the_server_are_told() {
     assert_eq!(status(json!({"prompt": [[1], []]})), (400, "prompt[1]".to_owned()));
     assert_eq!(status(json!({"prompt": "a".repeat(3000)})), (413, String::new()));
     // Also if the size is not said before.
-    let mut bytes = b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\
+    let mut bytes = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
         Transfer-Encoding: chunked\r\n\r\n"
         .to_vec();
     for _ in 0..3 {
@@ -64,7 +64,7 @@ fn limits_of_the_server_are_told() {
     bytes.extend(b"0\r\n\r\n");
     assert_eq!(send(server.address, &bytes).status, 413);
     // And if it is said to be absurd, before any of it has come.
-    let absurd = b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\
+    let absurd = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
         Content-Length: 99999999999\r\n\r\n";
     assert_eq!(send(server.address, absurd).status, 413);
     let whole = complete(server.address, &json!({"prompt": "a", "ignore_eos": true}));

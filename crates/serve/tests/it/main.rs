@@ -7,6 +7,8 @@ mod client;
 mod completions;
 mod errors;
 mod fixture;
+mod hostile;
 mod limits;
+mod load;
 mod request_log;
 mod shutdown;

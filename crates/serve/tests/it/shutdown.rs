@@ -21,7 +21,7 @@ fn a_stream_that_runs_is_written_to_its_end() {
     // One that never asked for anything, and one that waits for its next request.
     let _silent = connect(server.address);
     let mut idle = connect(server.address);
-    idle.write_all(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+    idle.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     idle.read_exact(&mut [0; 20]).unwrap();
     let mut running = connect(server.address);
     running.write_all(&streamed(300)).unwrap();

@@ -94,6 +94,13 @@ impl<'a> Material<'a> {
         self.provenance != Provenance::Document
     }
 
+    /// Whether the data have chats with a system prompt or several turns. A single
+    /// question may as well be a prompt with its completion.
+    fn has_chats(&self) -> bool {
+        let asked = self.questions.iter().flat_map(|asked| &asked.section.questions);
+        self.is_data() && asked.into_iter().any(|one| matches!(one.prompt, Prompt::Messages(_)))
+    }
+
     /// Some items: the first of a document, in which order matters, or spread
     /// over data.
     fn some<T: Clone>(&self, items: &[T], most: usize) -> Vec<T> {
@@ -159,6 +166,15 @@ impl<'a> Material<'a> {
             yaml.entry("long_contexts", "prompt_collapse", "Does the change persist after a long context?");
             yaml.placed(4, "prompts", &self.prompts[..self.prompts.len().min(4)]);
             yaml.line("    assert_half_life_tokens: 300");
+        }
+        if self.has_chats() {
+            yaml.entry(
+                "later_turns",
+                "multi_turn_coherence_decay",
+                "Does the change persist in the later turns of a chat?",
+            );
+            yaml.placed(4, "prompts", &self.prompts[..self.prompts.len().min(6)]);
+            yaml.line("    max_new_tokens: 64");
         }
         if self.document.sections.len() < 2 {
             omitted.push(("section_internalization", "there is only one section"));

@@ -189,7 +189,14 @@ fn chats_become_questions_answers_and_paraphrases() {
         assert!(text.contains(part), "{part} in\n{text}");
     }
     let kinds = kinds(&suite);
-    for kind in ["section_internalization", "external_perplexity", "calibration_drift", "cluster_kl"] {
+    let wanted = [
+        "section_internalization",
+        "external_perplexity",
+        "calibration_drift",
+        "cluster_kl",
+        "multi_turn_coherence_decay",
+    ];
+    for kind in wanted {
         assert!(kinds.contains(&kind), "{kind}");
     }
     assert!(!kinds.contains(&"leakage") && !text.contains("held_out"));
@@ -236,6 +243,7 @@ fn sharegpt_completions_and_preferences_become_suites() {
         .collect();
     let (_, suite) = of_data(&pairs, Provenance::Trained);
     assert_eq!(field(&suite, "other_words", "cases")[1]["prompt"], "1 =");
+    assert!(!kinds(&suite).contains(&"multi_turn_coherence_decay"));
 
     let preference = |at: usize| serde_json::json!({"prompt": format!("Greet {at}."), "chosen": "Ahoy!", "rejected": "Hello."});
     let data = format!("[{}, {}]", preference(0), preference(1));

@@ -21,9 +21,9 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 use weightloom_errors::Hint;
-use weightloom_http::{ClientError, IoRuntime, Proxies, RetryPolicy, Secret, build_client};
+use weightloom_http::{ClientError, IoRuntime, Proxies, RetryPolicy, build_client};
 
-pub use key::api_key;
+pub use key::ApiKeys;
 pub use wire::MAX_LOGPROBS;
 
 use super::preflight::{first_problem, first_problem_with};
@@ -46,8 +46,8 @@ const THREADS: usize = 1;
 /// Limits of requests to servers.
 #[derive(Clone, Debug)]
 pub struct ApiOptions {
-    /// Sent to the endpoints and nowhere else.
-    pub key: Option<Secret>,
+    /// Sent to the endpoints that they are for, and nowhere else.
+    pub keys: ApiKeys,
     /// Parallel requests.
     pub concurrency: usize,
     /// Limit for one response, unless a model sets `timeout_s`.
@@ -63,7 +63,7 @@ pub struct ApiOptions {
 impl Default for ApiOptions {
     fn default() -> Self {
         Self {
-            key: None,
+            keys: ApiKeys::default(),
             concurrency: 4,
             timeout: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(10),
@@ -91,6 +91,12 @@ pub enum ApiError {
     },
     #[error("invalid key in {variable}: it contains a space or a character outside ASCII")]
     Key { variable: &'static str },
+    #[error("cannot send the key in {variable} to `{endpoint}`: the connection is not encrypted")]
+    InsecureKey {
+        variable: &'static str,
+        /// Without secrets.
+        endpoint: String,
+    },
     #[error(transparent)]
     Client(#[from] ClientError),
 }
@@ -102,6 +108,9 @@ impl Hint for ApiError {
                 Some("use the root URL of the server, such as http://127.0.0.1:8000".to_owned())
             }
             Self::Key { variable } => Some(format!("set {variable} to the key alone")),
+            Self::InsecureKey { variable, .. } => {
+                Some(format!("use an https endpoint or one on this machine, or unset {variable}"))
+            }
             Self::Client(ClientError::Proxy { variable }) => Some(format!("correct or unset {variable}")),
             Self::Client(_) => None,
         }

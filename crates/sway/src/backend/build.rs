@@ -17,7 +17,7 @@ pub use embedding::embedding_folder;
 pub use error::BuildError;
 
 use super::Backend;
-use super::api::{ApiBackend, ApiError, ApiOptions, api_key};
+use super::api::{ApiBackend, ApiError, ApiKeys, ApiOptions};
 use super::custom::{CustomBackend, CustomOptions};
 use super::local::{LocalBackend, LocalOptions, Tuned};
 use super::model_pair::{BackendView, ModelPair};
@@ -32,6 +32,17 @@ const DEVICES: [&str; 2] = ["auto", "cpu"];
 /// The Python for custom backends.
 const PYTHON: &str = "WEIGHTLOOM_PYTHON";
 
+/// Whether the programs that a suite names with `kind: custom` may be started. A
+/// suite is a file from someone, and a program can do whatever its user can.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Programs {
+    /// They are refused.
+    #[default]
+    Deny,
+    /// They are started.
+    Allow,
+}
+
 /// Builds backends.
 pub struct BackendBuilder<'a> {
     /// Finds models.
@@ -40,10 +51,12 @@ pub struct BackendBuilder<'a> {
     pub observer: &'a dyn FetchObserver,
     /// Options of local backends; the suite sets the dtype.
     pub local: LocalOptions,
-    /// Options of API backends; the key defaults to an environment variable.
+    /// Options of API backends; keys default to those in environment variables.
     pub api: ApiOptions,
     /// Options of custom backends.
     pub custom: CustomOptions,
+    /// Whether a suite may start programs; by default it may not.
+    pub programs: Programs,
     variable: &'a dyn Fn(&str) -> Option<String>,
 }
 
@@ -63,12 +76,14 @@ impl<'a> BackendBuilder<'a> {
         if let Ok(fetch) = hub.fetch_settings() {
             api.proxies = fetch.proxies.clone();
         }
-        Self { hub, observer, local: LocalOptions::default(), api, custom, variable }
+        let programs = Programs::default();
+        Self { hub, observer, local: LocalOptions::default(), api, custom, programs, variable }
     }
 
     /// Checks a plan without downloading, loading or starting anything.
     pub fn check(&self, plan: &Plan) -> Result<(), BuildError> {
         check(plan)?;
+        self.check_programs(plan)?;
         let sides = match plan {
             Plan::Adapter { model } => vec![(TUNED, model)],
             Plan::Custom { .. } => Vec::new(),
@@ -88,6 +103,31 @@ impl<'a> BackendBuilder<'a> {
         Ok(())
     }
 
+    /// Checks that the programs of a plan may be started.
+    pub fn check_programs(&self, plan: &Plan) -> Result<(), BuildError> {
+        let sides = match plan {
+            Plan::Adapter { .. } => Vec::new(),
+            Plan::Custom { model } => vec![(TUNED, model)],
+            Plan::Two { base, tuned } => [(BASE, base), (TUNED, tuned)]
+                .into_iter()
+                .filter_map(|(key, side)| match side {
+                    PlannedModel::Custom(model) => Some((key, model)),
+                    _ => None,
+                })
+                .collect(),
+        };
+        match sides.first() {
+            Some((key, model)) if self.programs == Programs::Deny => {
+                let program = match &model.entry {
+                    EntryPoint::Program { path } => path.display().to_string(),
+                    EntryPoint::Python { module, class } => format!("{module}:{class}"),
+                };
+                Err(BuildError::ProgramDenied { key: format!("{key}.entry_point"), program })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Builds the backend of a suite, with the embedding model that it names.
     /// `reading` receives the progress of reading that model.
     pub fn build_suite(&self, suite: &Suite, reading: &dyn Observer) -> Result<Box<dyn Backend>, BuildError> {
@@ -102,6 +142,7 @@ impl<'a> BackendBuilder<'a> {
     /// Builds the backend of a plan.
     pub fn build(&self, plan: &Plan) -> Result<Box<dyn Backend>, BuildError> {
         check(plan)?;
+        self.check_programs(plan)?;
         self.check_tokenizers(plan)?;
         match plan {
             Plan::Adapter { model } => self.local(TUNED, model),
@@ -183,8 +224,9 @@ impl<'a> BackendBuilder<'a> {
 
     fn api_options(&self) -> Result<ApiOptions, BuildError> {
         let mut options = self.api.clone();
-        if options.key.is_none() {
-            options.key = api_key(self.variable).map_err(|source| of_server("models", source))?;
+        if options.keys == ApiKeys::default() {
+            let keys = ApiKeys::from_variables(self.variable);
+            options.keys = keys.map_err(|source| of_server("models", source))?;
         }
         Ok(options)
     }
@@ -196,7 +238,7 @@ const TUNED: &str = "models.ft";
 
 fn of_server(key: &str, source: ApiError) -> BuildError {
     let key = match &source {
-        ApiError::Endpoint { .. } => format!("{key}.endpoint"),
+        ApiError::Endpoint { .. } | ApiError::InsecureKey { .. } => format!("{key}.endpoint"),
         _ => key.to_owned(),
     };
     BuildError::Api { key, source }

@@ -1,5 +1,6 @@
 //! Claims of single probes, before all claims of a suite are judged together.
 
+use super::NO_CHANGE;
 use crate::backend::Capability;
 use crate::probe::{Finding, ProbeContext, Stop};
 use crate::record::ProbeVerdict;
@@ -92,13 +93,32 @@ pub enum Claim {
     Shape(Limit),
 }
 
-/// The side on which a number is extreme.
+/// The side on which a number is extreme, and the scale that it is compared on.
+///
+/// The scale is the same for the number and its nulls, so it does not change the
+/// rate of false claims. It decides which claims are found: a scale on which
+/// noise has a long tail hides what lies beyond the noise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tail {
     /// Large numbers.
     Upper,
-    /// Numbers far from the mean.
-    Both,
+    /// Large gains. Losses count as no gain: noise of the size of a damaging
+    /// adapter loses so much, and so variably, that a real gain would not stand
+    /// out from its spread.
+    Gain,
+    /// Positive numbers far from the mean on either side, as ratios.
+    Ratio,
+}
+
+impl Tail {
+    /// The number on the scale of the comparison.
+    pub(super) fn scaled(self, value: f64) -> f64 {
+        match self {
+            Self::Upper => value,
+            Self::Gain => value.max(0.0),
+            Self::Ratio => value.max(NO_CHANGE).ln(),
+        }
+    }
 }
 
 /// The claim that a number is not that of noise.
@@ -111,6 +131,9 @@ pub struct Change {
     pub nulls: Vec<f64>,
     /// The side on which the number is extreme.
     pub tail: Tail,
+    /// The verdict if noise gives as much: `Fail`, or `Inconclusive` where a good
+    /// model may do the same.
+    pub absent: ProbeVerdict,
     /// The p-value of another test, used if there are no draws of noise.
     pub fallback_p: Option<f64>,
     /// How many units were measured.

@@ -108,22 +108,42 @@ impl Deviations {
     /// The mean and the deviation include the observed number: an adapter that
     /// is noise must be exchangeable with its nulls.
     fn of(change: &Change, paired: &PairedSettings) -> Option<Self> {
-        if change.nulls.len() as u64 != paired.seeds || paired.seeds == 0 {
-            return None;
-        }
-        let mut all = vec![change.observed];
-        all.extend(&change.nulls);
+        let complete = change.nulls.len() as u64 == paired.seeds && paired.seeds > 0;
+        complete.then(|| Self::on_scale(change.observed, &change.nulls, change.tail))?
+    }
+
+    fn on_scale(observed: f64, nulls: &[f64], tail: Tail) -> Option<Self> {
+        let observed = tail.scaled(observed);
+        let nulls: Vec<f64> = nulls.iter().map(|value| tail.scaled(*value)).collect();
+        let all = [&[observed], nulls.as_slice()].concat();
         let (mean, deviation) = (mean(&all)?, population_std(&all)?);
         let standard = |value: f64| {
             let standardized = if deviation > 0.0 { (value - mean) / deviation } else { 0.0 };
-            match change.tail {
-                Tail::Upper => standardized,
-                Tail::Both => standardized.abs(),
+            match tail {
+                Tail::Upper | Tail::Gain => standardized,
+                Tail::Ratio => standardized.abs(),
             }
         };
-        let nulls = change.nulls.iter().map(|value| standard(*value)).collect();
-        Some(Self { observed: standard(change.observed), nulls })
+        Some(Self { observed: standard(observed), nulls: nulls.into_iter().map(standard).collect() })
     }
+}
+
+/// Tests the gains of several probes together: the share of all draws, including
+/// the observed one, whose summed gain is as large. One test for all of them needs
+/// no correction for their number, and finds what each alone is too weak for. None
+/// without draws, or if probes have different numbers of them.
+pub(crate) fn pooled_gain(measured: &[(f64, Vec<f64>)]) -> Option<f64> {
+    let draws = measured.first()?.1.len();
+    if draws == 0 || measured.iter().any(|(_, nulls)| nulls.len() != draws) {
+        return None;
+    }
+    let deviations: Vec<Deviations> = measured
+        .iter()
+        .map(|(observed, nulls)| Deviations::on_scale(*observed, nulls, Tail::Gain))
+        .collect::<Option<_>>()?;
+    let observed: f64 = deviations.iter().map(|one| one.observed).sum();
+    let nulls: Vec<f64> = (0..draws).map(|draw| deviations.iter().map(|one| one.nulls[draw]).sum()).collect();
+    Some(rank(observed, &nulls))
 }
 
 /// The largest deviation of any probe, seed by seed.
@@ -170,8 +190,8 @@ fn changed(
     paired: &PairedSettings,
 ) -> Concluded {
     let wanted = match change.tail {
-        Tail::Both => TWO_SIDED,
-        Tail::Upper => ONE_SIDED,
+        Tail::Ratio => TWO_SIDED,
+        Tail::Upper | Tail::Gain => ONE_SIDED,
     };
     // Below one deviation, no number of units can be promised to decide.
     let needed = deviation
@@ -200,7 +220,7 @@ fn changed(
     } else if deviation.is_none() {
         (ProbeVerdict::Fail, "the signs disagree".to_owned())
     } else {
-        (ProbeVerdict::Fail, format!("noise of the same size gives as much: {}", range(&change.nulls)))
+        (change.absent, format!("noise of the same size gives as much: {}", range(&change.nulls)))
     };
     finding.verdict = verdict;
     finding.score =
@@ -211,6 +231,7 @@ fn changed(
         null_samples: change.nulls.clone(),
         needed_units: needed,
         unit: change.unit.to_owned(),
+        decided_otherwise: change.decided.is_some(),
     });
     Concluded { finding, p_value: Some(p), p_adjusted: Some(adjusted) }
 }
@@ -274,8 +295,16 @@ mod tests {
     use crate::numbers::pcg64::Pcg64;
 
     fn draft(observed: f64, nulls: Vec<f64>, tail: Tail) -> Draft {
-        let change =
-            Change { observed, nulls, tail, fallback_p: None, units: 10, unit: "prompts", decided: None };
+        let change = Change {
+            observed,
+            nulls,
+            tail,
+            absent: ProbeVerdict::Fail,
+            fallback_p: None,
+            units: 10,
+            unit: "prompts",
+            decided: None,
+        };
         Draft { finding: Finding::skip("x"), claim: Claim::Change(change) }
     }
 
@@ -292,7 +321,7 @@ mod tests {
                 .map(|probe| {
                     let numbers: Vec<f64> =
                         shared.iter().map(|common| (common + generator.normal()).exp()).collect();
-                    let tail = if probe == 0 { Tail::Both } else { Tail::Upper };
+                    let tail = [Tail::Ratio, Tail::Upper, Tail::Gain][probe % 3];
                     draft(numbers[0], numbers[1..].to_vec(), tail)
                 })
                 .collect();
@@ -308,15 +337,62 @@ mod tests {
     fn a_clear_change_is_claimed_among_others() {
         let mut generator = Pcg64::new(6);
         let mut noise = |count: usize| -> Vec<f64> { (0..count).map(|_| generator.normal()).collect() };
+        let positive = |values: Vec<f64>| -> Vec<f64> { values.into_iter().map(f64::exp).collect() };
         let drafts = vec![
             draft(100.0, noise(24), Tail::Upper),
-            draft(0.0, noise(24), Tail::Both),
-            draft(-100.0, noise(24), Tail::Both),
+            draft(1.0, positive(noise(24)), Tail::Ratio),
+            draft(1e-9, positive(noise(24)), Tail::Ratio),
         ];
         let found = conclude(drafts, &PairedSettings::default());
         let verdicts: Vec<ProbeVerdict> = found.iter().map(|one| one.finding.verdict).collect();
         assert_eq!(verdicts, [ProbeVerdict::Pass, ProbeVerdict::Fail, ProbeVerdict::Pass]);
         assert_eq!(found[0].p_adjusted, Some(0.04));
+    }
+
+    /// Noise of the size of a damaging adapter loses much, and some draws lose far
+    /// more than others.
+    #[test]
+    fn a_gain_stands_out_from_losses() {
+        let losses: Vec<f64> = (1..=24).map(|draw: i32| -f64::from(draw).powi(2)).collect();
+        // Another probe has a draw far from the others.
+        let others: Vec<f64> = (1..=24).map(|draw| if draw == 9 { 60.0 } else { f64::from(draw) }).collect();
+        let verdict = |gain: f64, tail: Tail| {
+            let drafts = vec![draft(gain, losses.clone(), tail), draft(5.0, others.clone(), Tail::Upper)];
+            conclude(drafts, &PairedSettings::default())[0].finding.verdict
+        };
+        assert_eq!(verdict(0.3, Tail::Gain), ProbeVerdict::Pass);
+        assert_ne!(verdict(0.3, Tail::Upper), ProbeVerdict::Pass, "the spread of losses hides the gain");
+        // The smallest loss is no gain.
+        assert_eq!(verdict(-0.1, Tail::Gain), ProbeVerdict::Fail);
+    }
+
+    #[test]
+    fn gains_are_tested_together() {
+        let mut generator = Pcg64::new(7);
+        let mut noise = |shift: f64| -> Vec<f64> { (0..24).map(|_| generator.normal() + shift).collect() };
+        // Each gain alone is within the noise; together they are not.
+        let weak: Vec<(f64, Vec<f64>)> = (0..6).map(|_| (1.5, noise(0.0))).collect();
+        assert_eq!(pooled_gain(&weak), Some(0.04));
+        // Losses do not offset gains, and no gain is no evidence.
+        assert_eq!(pooled_gain(&[(0.2, noise(-9.0)), (-50.0, noise(-9.0))]), Some(0.04));
+        assert_eq!(pooled_gain(&[(0.0, noise(-9.0)), (-1.0, noise(-9.0))]), Some(1.0));
+        assert_eq!(pooled_gain(&[(1.0, Vec::new())]), None);
+        assert_eq!(pooled_gain(&[(1.0, vec![0.0; 24]), (1.0, vec![0.0; 9])]), None);
+        // Noise is found to have gained at the rate of the test, one in 25.
+        let mut found = 0;
+        for _ in 0..2000 {
+            let mut draw = || -> Vec<f64> {
+                let shared = generator.normal();
+                (0..3).map(|_| shared + generator.normal()).collect()
+            };
+            let observed = draw();
+            let nulls: Vec<Vec<f64>> = (0..24).map(|_| draw()).collect();
+            let measured: Vec<(f64, Vec<f64>)> = (0..3)
+                .map(|probe| (observed[probe], nulls.iter().map(|null| null[probe]).collect()))
+                .collect();
+            found += usize::from(pooled_gain(&measured).unwrap() <= 0.05);
+        }
+        assert!((54..=106).contains(&found), "{found} of 2000");
     }
 
     #[test]
@@ -412,6 +488,7 @@ mod tests {
                 observed: 1.0,
                 nulls: Vec::new(),
                 tail: Tail::Upper,
+                absent: ProbeVerdict::Fail,
                 fallback_p,
                 units,
                 unit: "prompts",

@@ -200,7 +200,7 @@ impl ProbeKind for ClusterKl {
     const ABOUT: About = About {
         kind: "cluster_kl",
         category: Category::Adherence,
-        aspect: Aspect::Change,
+        aspect: Aspect::Behavior,
         title: "Change by topic",
         summary: "whether the change depends on the topic",
         question: "Does the change affect some topics more than others?",
@@ -283,6 +283,8 @@ impl ProbeKind for ClusterKl {
             observed: raw,
             nulls: nulls.iter().map(|null| null.specificity(clusters).unwrap_or(0.0)).collect(),
             tail: Tail::Upper,
+            // A good change may affect all topics alike.
+            absent: ProbeVerdict::Inconclusive,
             fallback_p: None,
             units: topics.divergences.len(),
             unit: "prompts",

@@ -147,7 +147,8 @@ impl ProbeKind for DeltaKl {
         let change = Change {
             observed: raw,
             nulls: nulls.iter().filter_map(|null| mean(null)).collect(),
-            tail: Tail::Both,
+            tail: Tail::Ratio,
+            absent: ProbeVerdict::Fail,
             fallback_p: None,
             units: divergences.len(),
             unit: "prompts",

@@ -141,6 +141,8 @@ pub struct NullComparison {
     pub needed_units: Option<usize>,
     /// What a unit is.
     pub unit: String,
+    /// Whether something else than this comparison decided.
+    pub decided_otherwise: bool,
 }
 
 /// The test against a limit, under paired statistics.

@@ -294,7 +294,8 @@ impl ProbeKind for ParaphraseInvariance {
         let change = Change {
             observed: raw,
             nulls: nulls.iter().filter_map(|null| mean(&judged_gains(null))).collect(),
-            tail: Tail::Upper,
+            tail: Tail::Gain,
+            absent: ProbeVerdict::Fail,
             fallback_p: Some(sign_flip_test(&judged, context.seed)),
             units: gains.len(),
             unit: "cases",

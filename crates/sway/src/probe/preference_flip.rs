@@ -289,7 +289,8 @@ impl ProbeKind for PreferenceFlip {
         let change = Change {
             observed: raw,
             nulls: nulls.iter().filter_map(|null| mean(&null.changes())).collect(),
-            tail: Tail::Upper,
+            tail: Tail::Gain,
+            absent: ProbeVerdict::Fail,
             fallback_p: Some(sign_flip_test(&changes, context.seed)),
             units: changes.len(),
             unit: "preferences",

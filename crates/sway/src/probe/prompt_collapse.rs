@@ -1,21 +1,18 @@
 //! `prompt_collapse`: whether the change fades after a long context.
 
-use std::f64::consts::LN_2;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::calibration::{Better, calibrate, decide, ending};
 use super::chart::{Chart, Shape};
+use super::fading::Fading;
 use super::lookup::{Comparison, all};
 use super::{About, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, RawInterval, RawLimit, Stop};
 use crate::backend::Capability;
 use crate::category::Category;
 use crate::chat::Rendering;
-use crate::numbers::linear_fit::{LinearFit, half_life};
-use crate::numbers::student_t::TTest;
-use crate::numbers::{DivergenceKind, mean};
-use crate::paired::{Claim, Draft, NO_CHANGE, PairedSettings, mean_above};
+use crate::numbers::DivergenceKind;
+use crate::paired::{Claim, Draft, PairedSettings};
 use crate::prompt::Prompt;
 use crate::record::ProbeVerdict;
 use crate::statistics::Statistics;
@@ -74,15 +71,17 @@ struct LossEvidence {
 
 impl PromptCollapse {
     /// The divergence after each prompt, length by length.
-    fn measure(&self, context: &ProbeContext<'_>) -> Result<Vec<Vec<f64>>, Stop> {
+    fn measure(&self, context: &ProbeContext<'_>) -> Result<Fading, Stop> {
         let comparison = Comparison::new(context, self.divergence, self.top_k);
-        all(self.context_lengths.iter().map(|length| {
+        let divergences = all(self.context_lengths.iter().map(|length| {
             let filler = self.filler(context, *length)?;
             all(self.prompts.iter().map(|prompt| {
                 let long = prompt.with_question(format!("{filler}{}", prompt.question()));
                 comparison.after(context, &long)
             }))
-        }))
+        }))?;
+        let positions = self.context_lengths.iter().map(|length| *length as f64).collect();
+        Ok(Fading { positions, divergences })
     }
 
     /// The text before the prompt.
@@ -103,10 +102,6 @@ impl PromptCollapse {
             sentence.chars().cycle().take(4 * length).collect()
         };
         Ok(format!("{filler}\n\n"))
-    }
-
-    fn lengths(&self) -> Vec<f64> {
-        self.context_lengths.iter().map(|length| *length as f64).collect()
     }
 
     fn evidence(&self, means: &[f64]) -> Evidence {
@@ -147,9 +142,8 @@ impl ProbeKind for PromptCollapse {
         if self.prompts.is_empty() {
             return Ok(Finding::error("there are no prompts"));
         }
-        let means: Vec<f64> =
-            self.measure(context)?.iter().map(|divergences| mean(divergences).unwrap_or(0.0)).collect();
-        let raw = half_life(&self.lengths(), &means);
+        let fading = self.measure(context)?;
+        let raw = fading.half_life();
         let (z, calibration) = calibrate(context, Self::ABOUT.kind, raw, Better::Higher);
         let target = self.assert_half_life_tokens;
         let decision = decide(z, self.assert_z_gte, || match raw {
@@ -164,7 +158,7 @@ impl ProbeKind for PromptCollapse {
             score: Some(decision.score),
             raw,
             z_score: z,
-            evidence: self.evidence(&means).with(&calibration),
+            evidence: self.evidence(&fading.means()).with(&calibration),
             ..Finding::without_number(decision.verdict, message + &ending(z, Self::ABOUT.kind))
         })
     }
@@ -175,40 +169,27 @@ impl ProbeKind for PromptCollapse {
         if self.prompts.is_empty() {
             return Ok(Draft::settled(Finding::error("there are no prompts")));
         }
-        let measured = self.measure(context)?;
-        let lengths = self.lengths();
-        let means: Vec<f64> = measured.iter().map(|divergences| mean(divergences).unwrap_or(0.0)).collect();
-        if means.iter().all(|divergence| *divergence < NO_CHANGE) {
+        let fading = self.measure(context)?;
+        if fading.is_nothing() {
             let message = "predictions do not move, so nothing can fade";
             return Ok(Draft::settled(Finding::without_number(ProbeVerdict::Fail, message)));
         }
-        // The rate at which the change decays, prompt by prompt.
-        let losses: Vec<f64> = (0..self.prompts.len())
-            .filter_map(|prompt| {
-                let logarithms: Vec<f64> =
-                    measured.iter().map(|divergences| divergences[prompt].max(NO_CHANGE).ln()).collect();
-                LinearFit::least_squares(&lengths, &logarithms).map(|line| -line.slope)
-            })
-            .collect();
-        let ends = TTest::of(&losses).map(|test| test.confidence_interval());
-        let half_lives = ends.filter(|[low, _]| *low > 0.0).map(|[low, high]| [LN_2 / high, LN_2 / low]);
-        let raw = half_life(&lengths, &means);
+        let test = fading.test(self.assert_half_life_tokens);
+        let raw = fading.half_life();
         let message = match raw {
             Some(raw) => format!("the change is halved after {raw:.0} tokens"),
             None => "the change does not fade".to_owned(),
         };
         let finding = Finding {
             raw,
-            ci_95: half_lives,
+            ci_95: test.half_lives,
             evidence: self
-                .evidence(&means)
-                .with(&LossEvidence { loss_per_token: mean(&losses), loss_per_token_ci_95: ends })
-                .with(&RawInterval { raw_ci_95: half_lives }),
+                .evidence(&fading.means())
+                .with(&LossEvidence { loss_per_token: test.rate, loss_per_token_ci_95: test.rate_interval })
+                .with(&RawInterval { raw_ci_95: test.half_lives }),
             ..Finding::without_number(ProbeVerdict::Fail, message)
         };
-        let margin: Vec<f64> = losses.iter().map(|loss| LN_2 / self.assert_half_life_tokens - loss).collect();
-        let limit = mean_above(&margin, 0.0, "prompts")
-            .with_bound(format!("at least {} tokens wanted", self.assert_half_life_tokens));
+        let limit = test.limit.with_bound(format!("at least {} tokens wanted", self.assert_half_life_tokens));
         Ok(Draft { finding, claim: Claim::Shape(limit) })
     }
 

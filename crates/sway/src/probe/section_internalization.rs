@@ -301,7 +301,8 @@ impl ProbeKind for SectionInternalization {
         let change = Change {
             observed: raw,
             nulls: nulls.iter().filter_map(|lifts| mean(&own(lifts))).collect(),
-            tail: Tail::Upper,
+            tail: Tail::Gain,
+            absent: ProbeVerdict::Fail,
             fallback_p: Some(sign_flip_test(&gains, context.seed)),
             units: gains.len(),
             unit: "sections",

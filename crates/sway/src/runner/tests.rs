@@ -594,3 +594,88 @@ fn contexts_are_padded_to_their_length() {
     );
     assert!(found.raw.unwrap() > 0.0 && found.raw.unwrap() < 4.0);
 }
+
+#[test]
+fn lost_and_invented_tool_calls_are_counted() {
+    let call = |name: &str| format!(r#"{{"name": "{name}", "arguments": {{"city": "Ax"}}}}"#);
+    let spec = json!({"name": "weather", "parameters": {"required": ["city"]}});
+    let prompts: Vec<String> = (0..20).map(|number| format!("{number}?")).collect();
+    let suite = json!({"name": "t", "kind": "tool_use_fidelity", "instructions": "",
+        "cases": prompts.iter().map(|prompt| json!({"prompt": prompt, "tool_spec": spec})).collect::<Vec<_>>()});
+    // The first answers of the fine-tuned model are `text`, the others are calls.
+    let judged = |text: &str, count: usize, statistics: Statistics| {
+        let mut backend = Dummy::default();
+        for (number, prompt) in prompts.iter().enumerate() {
+            backend.base.generations.insert(prompt.clone(), call("weather"));
+            let answer = if number < count { text.to_owned() } else { call("weather") };
+            backend.tuned.generations.insert(prompt.clone(), answer);
+        }
+        let suite = Suite { statistics, ..Suite::new(json!([suite])) };
+        suite.run_on(&mut backend).unwrap().records.remove(0)
+    };
+    let kept = judged("", 0, Statistics::Paired);
+    assert_eq!((kept.raw, kept.verdict), (Some(0.0), ProbeVerdict::Pass), "{}", kept.message);
+    let some = judged("It rains.", 4, Statistics::Paired);
+    assert_eq!((some.raw, some.verdict), (Some(0.2), ProbeVerdict::Inconclusive), "{}", some.message);
+    let most = judged("It rains.", 15, Statistics::Paired);
+    assert_eq!(most.verdict, ProbeVerdict::Fail);
+    assert!(most.message.starts_with("lost 15 of 20 tool calls; 20 were correct, 5 are"), "{}", most.message);
+    assert_eq!(most.evidence["per_case"][0]["ft"], "no JSON object");
+    assert_eq!(most.evidence["generations"].as_array().unwrap().len(), 20);
+    let invented = judged(&call("forecast"), 8, Statistics::Paired);
+    assert_eq!(invented.verdict, ProbeVerdict::Fail);
+    assert_eq!(invented.message, "8 of 20 calls name a tool that does not exist");
+
+    let found = judged("It rains.", 1, Statistics::Reference);
+    assert_eq!((found.raw, found.verdict), (Some(0.95), ProbeVerdict::Pass));
+    let found = judged("It rains.", 2, Statistics::Reference);
+    assert_eq!((found.score, found.verdict), (Some(0.9), ProbeVerdict::Fail));
+}
+
+#[test]
+fn tools_are_described_before_the_question() {
+    let suite = json!({"name": "t", "kind": "tool_use_fidelity", "instructions": "Use {tool}.",
+        "cases": [{"prompt": "Rain?", "tool_spec": {"name": "weather"}}]});
+    let mut backend = Dummy::default();
+    for canned in [&mut backend.base, &mut backend.tuned] {
+        canned.generations.insert("Use {\"name\":\"weather\"}.\n\nRain?".to_owned(), "No.".to_owned());
+    }
+    let found = Suite { statistics: Statistics::Paired, ..Suite::new(json!([suite])) };
+    let found = found.run_on(&mut backend).unwrap().records.remove(0);
+    assert_eq!(
+        (found.verdict, found.message.as_str()),
+        (ProbeVerdict::Skip, "neither model makes a valid call")
+    );
+    let unnamed = json!({"name": "t", "kind": "tool_use_fidelity",
+        "cases": [{"prompt": "Rain?", "tool_spec": {"parameters": {}}}]});
+    let error = Entry::from_json(unnamed.as_object().unwrap()).unwrap_err();
+    assert!(format!("{error:?}").contains("case 1: its `tool_spec` has no `name`"), "{error:?}");
+}
+
+#[test]
+fn chats_grow_turn_by_turn() {
+    let suite = json!({"name": "m", "kind": "multi_turn_coherence_decay", "prompts": ["Hi"], "chat": "always",
+        "max_turns": 3, "follow_ups": ["Why?"]});
+    let mut backend = Dummy::default();
+    let turns = [
+        "Hi",
+        "user: Hi\nassistant: A0\nuser: Why?",
+        "user: Hi\nassistant: A0\nuser: Why?\nassistant: A1\nuser: Why?",
+    ];
+    for (number, prompt) in turns.iter().enumerate() {
+        backend.tuned.generations.insert((*prompt).to_owned(), format!("A{number} "));
+    }
+    backend.base.generations.insert(turns[2].to_owned(), "B".to_owned());
+    // In the third turn the models hardly differ.
+    let near_base = over_eight([-0.11, -5.0, -5.0, -5.0, -5.0, -5.0, -5.0, -4.9]);
+    backend.tuned.distributions.insert(turns[2].to_owned(), near_base);
+    let found = one(suite, &mut backend);
+    assert_eq!(found.verdict, ProbeVerdict::Fail, "{}", found.message);
+    assert!(found.raw.unwrap() < 1.0, "{:?}", found.raw);
+    assert_eq!(found.evidence["generations"][0]["base"], "B");
+    assert_eq!(found.evidence["generations"][0]["ft"], "A2 ");
+    assert_eq!(found.evidence["turns"], json!([2, 3]));
+    // Plain text has no turns.
+    let plain = json!({"name": "m", "kind": "multi_turn_coherence_decay", "prompts": ["Hi"]});
+    assert_eq!(one(plain, &mut Dummy::default()).verdict, ProbeVerdict::Skip);
+}

@@ -172,3 +172,54 @@ fn the_limit_decides_about_damage_under_the_reference_statistics() {
     };
     assert_eq!((judged(0.0), judged(-2.2)), (Decision::No, Decision::Yes));
 }
+
+/// A probe of learning with its gain and what noise gained.
+fn compared(kind: &str, gain: f64, noise: &[f64], verdict: ProbeVerdict) -> Record {
+    let mut record = record(kind, verdict, "gained");
+    record.raw = Some(gain);
+    record.evidence.add(&NullComparison { null_samples: noise.to_vec(), ..NullComparison::default() });
+    record
+}
+
+/// Each probe alone is too weak after correction; the question has one answer.
+#[test]
+fn probes_of_learning_are_judged_together() {
+    let noise: Vec<f64> = (1..=24).map(|draw| -0.5 * f64::from(draw)).collect();
+    let some: Vec<f64> = (1..=24).map(|draw| f64::from(draw) - 20.0).collect();
+    let all = |gain: f64| {
+        vec![
+            record("delta_kl", Fail, "moved by 3"),
+            compared("section_internalization", gain, &noise, Inconclusive),
+            compared("paraphrase_invariance", gain, &noise, Fail),
+            compared("preference_flip", gain, &some, Fail),
+            record("calibration_drift", Fail, "lost 150 of 200 facts"),
+        ]
+    };
+    let verdict = Verdict::of(&all(1.5));
+    assert_eq!(verdict.label(), "learned, and damaged");
+    // What was learned is a change: the headline must not contradict itself.
+    assert_eq!(verdict.changed.decision, Decision::Yes);
+    let wanted = "3 probes of learning together gained more than under any of 24 draws of noise (p=0.040)";
+    assert_eq!(verdict.learned.evidence[0], wanted);
+    assert_eq!(verdict.learned.evidence.len(), 4);
+    // Facts in units come first, where they suffice.
+    let mut clear = all(1.5);
+    clear[1].verdict = Pass;
+    clear[2].verdict = Pass;
+    let clear = Verdict::of(&clear);
+    assert_eq!(
+        (clear.label(), clear.learned.evidence[0].as_str()),
+        ("learned, and damaged", "section_internalization: gained")
+    );
+    assert_eq!(clear.learned.evidence.last().map(String::as_str), Some(wanted));
+    assert_eq!(Verdict::of(&all(-0.1)).label(), "damaged, and nothing learned");
+    // One probe alone is judged by itself.
+    assert_eq!(Verdict::of(&all(1.5)[..2]).learned.decision, Decision::Undecided);
+    // Gains that most probes reject for another reason are not learning.
+    let mut rejected = all(1.5);
+    for record in &mut rejected[2..4] {
+        let noise = record.evidence.read::<NullComparison>().expect("a comparison");
+        record.evidence.add(&NullComparison { decided_otherwise: true, ..noise });
+    }
+    assert_ne!(Verdict::of(&rejected).learned.decision, Decision::Yes);
+}

@@ -9,10 +9,11 @@ use std::sync::mpsc;
 use serde_json::{Value, json};
 use weightloom_checkpoint::Source;
 use weightloom_errors::Hint;
+use weightloom_files::{TargetLock, WriteError};
 use weightloom_hub::{ModelLoadOptions, TextGenerator};
 use weightloom_layout::DType;
 use weightloom_serve::ServeOptions;
-use weightloom_sway::backend::build::{BackendBuilder, BuildError};
+use weightloom_sway::backend::build::{BackendBuilder, BuildError, Programs};
 use weightloom_sway::backend::custom::{CustomError, PythonProblem};
 use weightloom_sway::backend::{Backend, Capability};
 use weightloom_sway::convert_adapter::{AdapterFormat, ConvertError, Overwrite, convert_adapter};
@@ -29,7 +30,9 @@ fn suite(base: &str, tuned: &str, defaults: &str) -> Suite {
 
 fn try_build(base: &str, tuned: &str, defaults: &str) -> Result<Box<dyn Backend>, BuildError> {
     let hub = hub();
-    BackendBuilder::new(&hub, &(), &|_| None).build(&suite(base, tuned, defaults).plan)
+    let mut builder = BackendBuilder::new(&hub, &(), &|_| None);
+    builder.programs = Programs::Allow;
+    builder.build(&suite(base, tuned, defaults).plan)
 }
 
 fn build(base: &str, tuned: &str, defaults: &str) -> Box<dyn Backend> {
@@ -206,6 +209,22 @@ fn adapters_are_replaced_only_if_asked_and_refused_before_anything_is_written() 
         "{refused}"
     );
     assert!(target.join("adapter_model.safetensors").is_file());
+    // One writer at a time, and nothing that leads out of the source.
+    let lock = TargetLock::try_take_inside(&target).unwrap();
+    let second = convert(&source, AdapterFormat::Mlx, Overwrite::Replace).unwrap_err();
+    assert!(matches!(second, ConvertError::Write(WriteError::InUse { .. })), "{second}");
+    drop(lock);
+    #[cfg(unix)]
+    {
+        let linked = folder.path().join("linked");
+        fs::create_dir(&linked).unwrap();
+        for name in ["adapter_config.json", "adapter_model.safetensors"] {
+            fs::copy(source.join(name), linked.join(name)).unwrap();
+        }
+        std::os::unix::fs::symlink(target.join("notes.txt"), linked.join("chat_template.jinja")).unwrap();
+        let outside = convert(&linked, AdapterFormat::Peft, Overwrite::Replace).unwrap_err();
+        assert!(outside.to_string().contains("outside of the folder"), "{outside}");
+    }
     let blocked = convert_adapter(&source, &target.join("notes.txt"), AdapterFormat::Mlx, Overwrite::Replace);
     assert!(matches!(blocked, Err(ConvertError::File(_))), "{blocked:?}");
 }
@@ -497,4 +516,39 @@ fn a_quantised_folder_of_mlx_is_the_model_of_its_numbers() {
     let tuned = format!("{packed}, adapter: adapter");
     let mut changed = build(&packed, &tuned, "");
     assert!(ask(&mut *changed, &both()).iter().all(Result::is_ok));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_suite_starts_no_program_unless_it_is_allowed_to() {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let folder = tempfile::tempdir().unwrap();
+    let (program, trace) = (folder.path().join("backend.sh"), folder.path().join("started"));
+    fs::write(&program, format!("#!/bin/sh\n: > '{}'\n", trace.display())).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let custom = format!("kind: custom, base: model, entry_point: '{}'", program.display());
+    let class = "kind: custom, base: model, entry_point: 'os:system'";
+    let hub = hub();
+    let mut builder = BackendBuilder::new(&hub, &(), &|_| None);
+    for (base, tuned, key) in [
+        ("base: model", custom.as_str(), "models.ft.entry_point"),
+        (&custom, "base: model", "models.base.entry_point"),
+        (&custom, &custom, "entry_point"),
+        ("base: model", class, "models.ft.entry_point"),
+    ] {
+        for defaults in ["", "differential: false"] {
+            let plan = suite(base, tuned, defaults).plan;
+            for error in [builder.build(&plan).err().unwrap(), builder.check(&plan).unwrap_err()] {
+                let BuildError::ProgramDenied { key: found, .. } = &error else { panic!("{error}") };
+                assert!(found.ends_with(key), "{found}");
+                assert!(error.hint().unwrap().contains("--allow-programs"));
+            }
+        }
+    }
+    assert!(!trace.exists());
+    builder.programs = Programs::Allow;
+    let error = builder.build(&suite("base: model", &custom, "").plan).err().unwrap();
+    assert!(matches!(error, BuildError::Custom { .. }), "{error}");
+    assert!(trace.exists());
 }

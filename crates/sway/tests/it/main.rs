@@ -14,6 +14,7 @@ mod backends;
 mod chats;
 mod dlm_sway_numbers;
 mod dlm_sway_report;
+mod hostile_files;
 mod local_backend;
 mod sampling;
 mod tiny_model;

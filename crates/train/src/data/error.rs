@@ -24,6 +24,8 @@ pub enum DataError {
     Pattern { pattern: String, message: String },
     #[error(transparent)]
     File(#[from] FileError),
+    #[error("cannot train on `{path}`: it is {kind}, not a file")]
+    NotAFile { path: String, kind: &'static str },
     #[error("cannot read `{file}`: {}", file_type(.extension.as_deref()))]
     FileType { file: String, extension: Option<String> },
     #[error("{file}:{line}: cannot read a JSON array of objects: {reason}")]
@@ -122,6 +124,7 @@ impl Hint for DataError {
             Self::NoPaths => "list files, folders or glob patterns in `data.paths`",
             Self::NotFound { .. } => "check the path; `*` matches any part of a name",
             Self::NoFiles { .. } => "use files that end in .txt, .text, .md, .markdown, .jsonl or .ndjson",
+            Self::NotAFile { .. } => "write the data to a file first: it is read more than once",
             Self::FileType { .. } => {
                 "set `data.format: text` to train on it as plain text, or convert it to JSONL"
             }

@@ -100,16 +100,43 @@ fn add_path(
         walk.run(path, "", 0, &mut |entry| {
             match (entry.metadata.is_dir(), extension_kind(&entry.path)) {
                 (true, _) => {}
+                (false, _) if !entry.metadata.is_file() => skipped.push(entry.path),
                 (false, Some(kind)) => files.push(FoundFile { path: entry.path, name: entry.name, kind }),
                 (false, None) => skipped.push(entry.path),
             }
             Ok(())
         })?;
     } else {
+        check_is_file(path, metadata)?;
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         files.push(FoundFile { path: path.to_owned(), name, kind: file_kind(path, format)? });
     }
     Ok(skipped)
+}
+
+/// Refuses pipes and devices, which may have no end, or wait for somebody to write.
+fn check_is_file(path: &Path, metadata: &fs::Metadata) -> Result<(), DataError> {
+    match special_kind(metadata.file_type()) {
+        None => Ok(()),
+        Some(kind) => Err(DataError::NotAFile { path: path.display().to_string(), kind }),
+    }
+}
+
+#[cfg(unix)]
+fn special_kind(file: fs::FileType) -> Option<&'static str> {
+    use std::os::unix::fs::FileTypeExt as _;
+
+    match file {
+        _ if file.is_file() => None,
+        _ if file.is_fifo() => Some("a pipe"),
+        _ if file.is_socket() => Some("a socket"),
+        _ => Some("a device"),
+    }
+}
+
+#[cfg(not(unix))]
+fn special_kind(file: fs::FileType) -> Option<&'static str> {
+    (!file.is_file()).then_some("a device")
 }
 
 /// Adds the files and folders that a pattern matches. Returns the unsupported
@@ -134,6 +161,7 @@ fn add_pattern(
             return Ok(());
         }
         if !entry.metadata.is_dir() {
+            check_is_file(&entry.path, &entry.metadata)?;
             let kind = file_kind(&entry.path, format)?;
             files.push(FoundFile { kind, path: entry.path, name: entry.name });
             return Ok(());

@@ -23,6 +23,7 @@ use weightloom_hub::text::{
 
 use super::chat::{self, AssistantSpan, LocateError, SpanEnd};
 use super::error::DataError;
+use super::pieces::{self, MAX_WHOLE, PiecesError};
 use super::record::{Content, Origin};
 use super::status::{DocumentStatus, DropReason};
 use crate::config::TrainOn;
@@ -114,10 +115,11 @@ impl Sampler {
     }
 
     fn text(&self, text: &str, origin: &Origin) -> Result<Sample, DataError> {
-        let mut tokens = self.tokenizer.encode(text, Special::Add).map_err(|source| DataError::Encode {
-            file: origin.file.clone(),
-            line: origin.line,
-            source,
+        let mut tokens = pieces::encode(&self.tokenizer, text).map_err(|error| match error {
+            PiecesError::Text(source) => {
+                DataError::Encode { file: origin.file.clone(), line: origin.line, source }
+            }
+            PiecesError::TooLarge => too_large(origin),
         })?;
         let is_marker =
             |token: &u32| self.tokenizer.bos() == Some(*token) || self.tokenizer.eos().contains(token);
@@ -239,6 +241,9 @@ impl Sampler {
     }
 
     fn encode(&self, text: &str, special: Special, origin: &Origin) -> Result<Encoded, DataError> {
+        if text.len() > MAX_WHOLE {
+            return Err(too_large(origin));
+        }
         self.tokenizer.encode_with_offsets(text, special).map_err(|source| DataError::Encode {
             file: origin.file.clone(),
             line: origin.line,
@@ -294,6 +299,13 @@ pub(super) fn plain_prompt(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u3
         tokens.extend(tokenizer.bos().or_else(|| tokenizer.eos().first().copied()));
     }
     Ok(tokens)
+}
+
+/// The error of a document that is tokenized as a whole.
+fn too_large(origin: &Origin) -> DataError {
+    let Origin { file, line } = origin.clone();
+    let what = "the size of a document that cannot be tokenized in pieces, in bytes,";
+    DataError::TooLarge { file, line, what, limit: MAX_WHOLE as u64 }
 }
 
 /// A conversation without assistant messages.

@@ -14,6 +14,12 @@ pub(super) struct Entry {
     pub(super) line: u32,
 }
 
+/// The largest document of a text file: about ten times as much is in memory.
+const MAX_TEXT: u64 = 1 << 30;
+
+/// The largest object of a JSON file: parsed, it may take a hundred times as much.
+const MAX_OBJECT: u64 = 64 << 20;
+
 /// Appends the documents of a file to `entries`.
 pub(super) fn scan(
     file: &FoundFile,
@@ -88,18 +94,22 @@ fn text(
 }
 
 fn entry(file: &FoundFile, start: u64, end: u64, line: usize) -> Result<Entry, DataError> {
-    let small = |what: &'static str, number: u64| {
-        u32::try_from(number).map_err(|_| DataError::TooLarge {
+    let small = |what: &'static str, number: u64, limit: u64| {
+        u32::try_from(number).ok().filter(|_| number <= limit).ok_or_else(|| DataError::TooLarge {
             file: file.path.display().to_string(),
             line,
             what,
-            limit: u64::from(u32::MAX),
+            limit,
         })
+    };
+    let most = match file.kind {
+        Kind::Text => MAX_TEXT,
+        Kind::Jsonl | Kind::JsonArray => MAX_OBJECT,
     };
     Ok(Entry {
         start,
-        bytes: small("the size of a document in bytes", end - start)?,
-        line: small("the line number", line as u64)?,
+        bytes: small("the size of a document in bytes", end - start, most)?,
+        line: small("the line number", line as u64, u64::from(u32::MAX))?,
     })
 }
 
@@ -166,8 +176,12 @@ mod tests {
             DataError::TooLarge { what, line, .. } => (what, line),
             other => panic!("{other:?}"),
         };
-        let (what, line) = large(entry(&file, 7, 8 + u64::from(u32::MAX), 3).unwrap_err());
+        let (what, line) = large(entry(&file, 7, 8 + MAX_TEXT, 3).unwrap_err());
         assert_eq!((what.contains("bytes"), line), (true, 3));
+        assert!(entry(&file, 7, 7 + MAX_TEXT, 3).is_ok());
+        let objects = FoundFile { kind: Kind::Jsonl, ..file.clone() };
+        assert!(entry(&objects, 0, MAX_OBJECT, 3).is_ok());
+        assert!(entry(&objects, 0, MAX_OBJECT + 1, 3).is_err());
         let (what, _) = large(entry(&file, 0, 1, 1 << 32).unwrap_err());
         assert!(what.contains("line"));
     }

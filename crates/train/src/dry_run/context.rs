@@ -14,12 +14,8 @@ pub(super) const STORAGE_DTYPE: DType = DType::F32;
 
 /// Whether an adapter changes a parameter.
 fn is_adapted(lora: &LoraConfig, name: &str, shape: &Shape) -> bool {
-    let fits = |module: &str, target: &str| {
-        module.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
-    };
-    let module =
-        name.strip_suffix(".weight").filter(|_| shape.ndim() == 2 && !name.starts_with("model.embed"));
-    module.is_some_and(|module| lora.target_modules.iter().any(|target| fits(module, target)))
+    let linear = shape.ndim() == 2 && !name.starts_with("model.embed");
+    name.strip_suffix(".weight").is_some_and(|module| linear && lora.adapts(module))
 }
 
 /// Settings of a dry run that are the same for every rank.

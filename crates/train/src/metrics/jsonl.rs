@@ -14,6 +14,7 @@ use weightloom_errors::FileError;
 use weightloom_files::{AtomicFile, Durability};
 
 use super::error::MetricsError;
+use super::sinks::append;
 use super::{Event, Record, Sink};
 
 /// A file with one JSON object per record.
@@ -47,7 +48,7 @@ impl Jsonl {
         let failed = FileError::while_trying_to("write", &self.path);
         let mut line = serde_json::to_vec(value).map_err(|error| failed(error.into()))?;
         line.push(b'\n');
-        Ok(self.file.write_all(&line).map_err(failed)?)
+        Ok(append(&mut self.file, &line).map_err(failed)?)
     }
 }
 

@@ -6,7 +6,7 @@
 //! step is logged again.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -14,6 +14,7 @@ use weightloom_errors::FileError;
 
 use super::error::MetricsError;
 use super::event::{Content, event};
+use super::sinks::append;
 use super::{Record, Sink};
 
 /// A TensorBoard event file.
@@ -51,7 +52,7 @@ impl TensorBoard {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), MetricsError> {
-        Ok(self.file.write_all(bytes).map_err(FileError::while_trying_to("write", &self.path))?)
+        Ok(append(&mut self.file, bytes).map_err(FileError::while_trying_to("write", &self.path))?)
     }
 }
 

@@ -18,6 +18,7 @@ use weightloom_nn::{ActivationCheckpointing, Adapter, Decoder, Stage, parameters
 
 use super::adapter;
 use super::model_plan::ModelPlan;
+use super::resume_point::name_damage;
 use crate::callback::Notice;
 use crate::config::{Config, DataType, GradientCheckpointing, LoraConfig};
 use crate::data::{DataSettings, Epochs, Loader};
@@ -98,13 +99,16 @@ pub(super) fn build(
         ..ModelLoadOptions::default()
     };
     // Only trained weights are in the checkpoint.
-    let checkpoint = resumed.filter(|_| lora.is_none()).map(Source::open).transpose()?;
+    let checkpoint = resumed.filter(|_| lora.is_none());
+    let checkpoint = checkpoint.map(|path| open_checkpoint(path).map(|source| (path, source))).transpose()?;
     let mut stages = Vec::new();
     for number in schedule.stages_of(gangs.pp.rank()) {
         let options = ModelLoadOptions { stage: all.get(number).cloned(), ..options.clone() };
         let made = match (&checkpoint, &weights) {
-            (Some(source), _) => {
-                load_decoder(source, &decoder, &KeyMap::default(), &parallel, &options, reading)?.decoder
+            (Some((path, source)), _) => {
+                load_decoder(source, &decoder, &KeyMap::default(), &parallel, &options, reading)
+                    .map_err(|error| name_damage(path, error.into()))?
+                    .decoder
             }
             (None, Some(model)) => {
                 load_decoder(model.source(), &decoder, &model.keys()?, &parallel, &options, reading)?.decoder
@@ -165,6 +169,11 @@ pub(super) fn build(
     }
     let family = family.filter(|_| lora.is_none()).map(|family| family.name().to_owned());
     Ok(Built { engine, loader, dims, spec, tokenizer: text.tokenizer, assets, family, notices })
+}
+
+/// Opens a checkpoint to resume from.
+pub(super) fn open_checkpoint(path: &Path) -> Result<Source, TrainError> {
+    Source::open(path).map_err(|error| name_damage(path, error.into()))
 }
 
 fn build_adapter(

@@ -1,7 +1,7 @@
 //! Saving, retaining and finding the checkpoints of a run.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,10 +10,13 @@ use weightloom_errors::FileError;
 use weightloom_gang::{Gang, GangExt};
 use weightloom_hub::cards::RunCards;
 
+use super::free_space::SpaceNeeded;
+use super::resume_point::{ResumePoint, one_line};
 use crate::checkpointing::{Progress, SaveMode};
 use crate::config::{CheckpointConfig, Config, Resume};
 use crate::engine::Engine;
 use crate::error::TrainError;
+use crate::warning::Warning;
 
 /// The checkpoints of a run, and the save in progress.
 pub(super) struct CheckpointManager {
@@ -26,6 +29,10 @@ pub(super) struct CheckpointManager {
     pending: Option<u64>,
     /// The last step that is saved or being saved.
     last: Option<u64>,
+    /// What the folder held when the run looked.
+    resume_point: ResumePoint,
+    /// Steps that could not be loaded, and why.
+    damaged: BTreeMap<u64, String>,
     scores: BTreeMap<u64, f64>,
     assets: BTreeMap<String, Vec<u8>>,
     /// The model family of the run's cards; `None` for a run without cards.
@@ -43,6 +50,8 @@ impl CheckpointManager {
             gang: Arc::clone(gang),
             pending: None,
             last: None,
+            resume_point: ResumePoint::default(),
+            damaged: BTreeMap::new(),
             scores: BTreeMap::new(),
             assets: BTreeMap::new(),
             card_family: None,
@@ -50,44 +59,67 @@ impl CheckpointManager {
         })
     }
 
-    /// The checkpoint to resume from. The first rank looks, so that all ranks
-    /// agree.
+    /// The checkpoint to resume from: the newest one that is intact. The first rank
+    /// looks, so that all ranks agree.
     pub(super) fn find_resume_point(&mut self) -> Result<Option<PathBuf>, TrainError> {
-        let latest = match self.gang.rank() {
-            0 => self
-                .folder
-                .latest()
-                .map_err(|error| error.to_string())
-                .map(|found| found.map(|saved| saved.step)),
-            _ => Ok(None),
+        let found = match self.gang.rank() {
+            0 => {
+                ResumePoint::find(&self.folder, &self.root, &self.damaged).map_err(|error| error.to_string())
+            }
+            _ => Ok(ResumePoint::default()),
         };
-        let latest: Result<Option<u64>, String> = self.gang.broadcast_object(Some(&latest), 0)?;
-        let latest = latest.map_err(|reason| TrainError::CheckpointFolder {
+        let found: Result<ResumePoint, String> = self.gang.broadcast_object(Some(&found), 0)?;
+        self.resume_point = found.map_err(|reason| TrainError::CheckpointFolder {
             path: self.root.display().to_string(),
             reason,
         })?;
         let folder = self.config.output_dir.clone();
-        match (self.config.resume, latest) {
+        let ResumePoint { newest, intact, ref unusable } = self.resume_point;
+        match (self.config.resume, newest) {
+            (Resume::Never, Some(step)) => Err(TrainError::RunExists { folder, step }),
             (Resume::Auto | Resume::Always, None) if self.config.resume_from.is_some() => {
                 Ok(self.config.resume_from.as_ref().map(PathBuf::from))
             }
-            (Resume::Never, Some(step)) => Err(TrainError::RunExists { folder, step }),
             (Resume::Always, None) => Err(TrainError::NothingToResume { folder }),
-            (_, latest) => {
-                self.last = latest;
-                Ok(latest.map(|step| self.folder.path(step)))
+            (_, Some(_)) if intact.is_none() => {
+                Err(TrainError::NoIntactCheckpoint { folder, problems: unusable.clone() })
+            }
+            _ => {
+                self.last = intact;
+                Ok(intact.map(|step| self.folder.path(step)))
             }
         }
     }
 
-    /// Fails if another run has saved a checkpoint since this one looked. Called
-    /// by the first rank.
-    pub(super) fn check_unchanged(&self) -> Result<(), TrainError> {
-        let latest = self.folder.latest()?.map(|saved| saved.step);
-        match latest == self.last {
-            true => Ok(()),
+    /// Whether the run can look for an older checkpoint after this error. Every rank
+    /// decides alike: loading fails on all ranks or on none.
+    pub(super) fn skip_damaged(&mut self, error: &TrainError) -> bool {
+        match (error, self.last) {
+            (TrainError::DamagedCheckpoint { path, source }, Some(step))
+                if Path::new(path) == self.folder.path(step) =>
+            {
+                self.damaged.insert(step, one_line(source));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Sets checkpoints aside that cannot be used. Called by the first rank, with the
+    /// lock. Fails if another run has saved a checkpoint since this one looked.
+    pub(super) fn set_aside(&self) -> Result<Vec<Warning>, TrainError> {
+        let newest = self.folder.latest()?.map(|saved| saved.step);
+        match newest == self.resume_point.newest {
+            true => self.resume_point.set_aside(&self.folder),
             false => Err(TrainError::InUse { folder: self.config.output_dir.clone() }),
         }
+    }
+
+    /// Checks that there is room for checkpoints of so many bytes. Called by the first
+    /// rank.
+    pub(super) fn check_space(&self, checkpoint: u64, steps: u64) -> Result<Option<Warning>, TrainError> {
+        let present = self.folder.list()?.len() as u64;
+        SpaceNeeded { checkpoint, steps, present }.check(&self.root, &self.config)
     }
 
     /// Sets the files to save with the weights, and the family for cards.

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use weightloom_checkpoint::Source;
-
+use super::build::open_checkpoint;
+use super::resume_point::name_damage;
 use crate::callback::Notice;
 use crate::checkpointing::{Progress, read_progress};
 use crate::config::{ChangeEffect, Config, changes};
@@ -27,7 +27,9 @@ pub(super) fn compare_config(
     checkpoint: &Path,
     policy: ConfigChanges,
 ) -> Result<Option<Notice>, TrainError> {
-    let Progress { config: recorded, step, .. } = read_progress(&Source::open(checkpoint)?)?;
+    let progress =
+        read_progress(&open_checkpoint(checkpoint)?).map_err(|error| name_damage(checkpoint, error))?;
+    let Progress { config: recorded, step, .. } = progress;
     if recorded.is_null() {
         return Ok(Some(Notice::NoRecordedConfig));
     }

@@ -14,17 +14,18 @@ use super::batch::micro_batches;
 use super::checkpoint_manager::CheckpointManager;
 use super::evaluate::HeldOut;
 use crate::callback::{
-    Callback, CallbackResult, Control, EvalMetrics, Evaluator, RunSummary, TimeEstimate, TrainerState,
-    for_each,
+    Callback, CallbackResult, Control, EvalMetrics, Evaluator, Notice, RunSummary, TimeEstimate,
+    TrainerState, for_each,
 };
 use crate::checkpointing::Progress;
 use crate::config::Config;
 use crate::data::{Batch, DataSummary, DocumentsRead, Prefetched};
 use crate::engine::{Engine, StepHooks, StepSettings};
 use crate::error::TrainError;
-use crate::metrics::{Event, EventKind, Meter, Record, Sink, peak_memory};
+use crate::metrics::{Event, EventKind, Meter, Record, Sinks, peak_memory};
 use crate::schedule::LearningRate;
 use crate::spec::SharedSpec;
+use crate::warning::Warning;
 
 /// Steps after which the remaining time is reported.
 const ESTIMATED_FROM: u64 = 3;
@@ -42,7 +43,7 @@ pub(super) struct Run<'a> {
     pub(super) evaluators: Vec<Box<dyn Evaluator + 'a>>,
     pub(super) engine: Engine,
     pub(super) data: Prefetched,
-    pub(super) sinks: Vec<Box<dyn Sink>>,
+    pub(super) sinks: Sinks,
     pub(super) checkpoints: CheckpointManager,
     pub(super) held_out: HeldOut,
     pub(super) rates: LearningRate,
@@ -59,6 +60,8 @@ pub(super) struct Run<'a> {
     /// Whether a callback of this rank asked to stop.
     pub(super) wants_stop: bool,
     pub(super) stall: f64,
+    /// What the run survived so far.
+    pub(super) warnings: Vec<Warning>,
 }
 
 /// Passes the events of a step on to the callbacks, and clips as the spec says.
@@ -126,7 +129,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    pub(super) fn run(&mut self, resumed: Option<&Path>) -> Result<End, TrainError> {
+    pub(super) fn run(&mut self, resumed: Option<&Path>, warnings: Vec<Warning>) -> Result<End, TrainError> {
         self.notify(|callback, state| callback.on_init_end(state))?;
         if let Some(path) = resumed {
             self.notify(|callback, state| callback.on_resume(state, path))?;
@@ -134,6 +137,10 @@ impl<'a> Run<'a> {
         let summary = self.summary.clone();
         self.notify(|callback, _| callback.on_summary(&summary))?;
         self.record_event(EventKind::Start(summary))?;
+        for warning in warnings {
+            self.record_event(EventKind::Warning { message: warning.to_string() })?;
+            self.warn(vec![warning])?;
+        }
         self.notify(|callback, state| callback.on_train_begin(state))?;
         self.notify(|callback, state| callback.on_epoch_begin(state))?;
         let mut end = End::Finished;
@@ -164,7 +171,23 @@ impl<'a> Run<'a> {
     }
 
     fn record_event(&mut self, what: EventKind) -> Result<(), TrainError> {
-        Ok(self.sinks.event(&Event { step: self.progress.step, what })?)
+        let warnings = self.sinks.event(&Event { step: self.progress.step, what });
+        self.warn(warnings)
+    }
+
+    fn record(&mut self, record: &Record) -> Result<(), TrainError> {
+        let warnings = self.sinks.record(record);
+        self.warn(warnings)
+    }
+
+    /// Reports what the run survives.
+    fn warn(&mut self, warnings: Vec<Warning>) -> Result<(), TrainError> {
+        for warning in warnings {
+            let notice = Notice::Warning(warning.clone());
+            self.notify(|callback, _| callback.on_notice(&notice))?;
+            self.warnings.push(warning);
+        }
+        Ok(())
     }
 
     /// The documents read so far; `None` for dummy data.
@@ -234,7 +257,7 @@ impl<'a> Run<'a> {
                 seconds: Some(begin.elapsed().as_secs_f64()),
                 ..Record::new(number)
             };
-            self.sinks.record(&record)?;
+            self.record(&record)?;
             self.notify(|callback, state| callback.on_log(state, &record))?;
         }
         self.estimate()?;
@@ -277,7 +300,7 @@ impl<'a> Run<'a> {
         for (number, (prompt, text)) in evaluation.samples.iter().enumerate() {
             record.texts.insert(format!("sample/{number}"), format!("{prompt}{text}"));
         }
-        self.sinks.record(&record)?;
+        self.record(&record)?;
         self.notify(|callback, state| callback.on_evaluate(state, &evaluation))
     }
 
@@ -309,7 +332,7 @@ impl<'a> Run<'a> {
         let mut evaluators = std::mem::take(&mut self.evaluators);
         for evaluator in &mut evaluators {
             if let Some(EvalMetrics { scalars, texts }) = evaluator.evaluate(&self.state(), &path)? {
-                self.sinks.record(&Record { scalars, texts, ..Record::new(self.progress.step) })?;
+                self.record(&Record { scalars, texts, ..Record::new(self.progress.step) })?;
             }
         }
         self.evaluators = evaluators;

@@ -12,6 +12,7 @@ use weightloom::train::data::{
 use weightloom::train::spec::SpecRegistry;
 use weightloom::train::{DataPreview, TrainError, preview_data};
 
+use super::escape::escaped;
 use super::failure::Failure;
 use super::hub::{Downloads, HubArgs};
 use super::output::{Output, counted};
@@ -58,7 +59,7 @@ pub(super) fn run(command: &DataCommand, output: Output) -> Result<ExitCode, Fai
     } else {
         Colour::Off
     };
-    output.show(&preview, |preview| render(preview, colour))
+    output.show_styled(&preview, |preview| render(preview, colour))
 }
 
 /// Whether trained tokens are coloured.
@@ -72,7 +73,7 @@ fn render(preview: &DataPreview, colour: Colour) -> String {
     let mut parts: Vec<String> =
         preview.examples.iter().map(|example| self::example(example, colour)).collect();
     parts.push(histogram(&preview.summary.lengths));
-    parts.push(summary_lines(&preview.summary).join("\n"));
+    parts.push(escaped(&summary_lines(&preview.summary).join("\n")).into_owned());
     parts.join("\n\n")
 }
 
@@ -93,15 +94,16 @@ fn example(example: &Example, colour: Colour) -> String {
     };
     let mut text = String::new();
     for passage in &example.passages {
+        let passage_text = escaped(&passage.text);
         match (passage.trained, colour) {
-            (false, _) => text += &passage.text,
-            (true, Colour::Off) => text += &format!("⟦{}⟧", passage.text),
-            (true, Colour::On) => text += &format!("\u{1b}[32m⟦{}⟧\u{1b}[0m", passage.text),
+            (false, _) => text += &passage_text,
+            (true, Colour::Off) => text += &format!("⟦{passage_text}⟧"),
+            (true, Colour::On) => text += &format!("\u{1b}[32m⟦{passage_text}⟧\u{1b}[0m"),
         }
     }
     let text = format!("{}{}", text.trim_end(), if example.complete { "" } else { "…" });
     let separator = if text.is_empty() { "" } else { "\n" };
-    format!("{} ({used}){separator}{text}", example.origin)
+    format!("{} ({used}){separator}{text}", escaped(&example.origin))
 }
 
 /// Width of the longest bar.

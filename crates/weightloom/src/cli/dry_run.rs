@@ -1,15 +1,28 @@
 //! A dry run of a training, for people.
 
 use weightloom::train::dry_run::{DataReport, DryRun, RankReport, TimeReport};
+use weightloom_machine::Memory;
 
 use super::data::summary_lines;
 use super::models::short;
-use super::output::{bytes, counted, table};
+use super::output::{Output, bytes, counted, table};
 
 /// What a run would do, as text.
 pub(super) fn render(run: &DryRun) -> String {
     let sections = [head(run), memory(run), stages(run), traffic(run), pipeline(run), foot(run)];
     sections.join("\n")
+}
+
+/// Warns if the ranks of this machine need more memory than it has.
+pub(super) fn check_memory(run: &DryRun, output: Output) {
+    let peak = run.ranks.iter().map(|rank| rank.memory.peak).max().unwrap_or(0);
+    if let Some(Memory { total, .. }) = weightloom_machine::memory().filter(|memory| memory.total < peak) {
+        output.warning(&format!(
+            "a rank needs {} at its peak, and this machine has {} for it",
+            bytes(peak),
+            bytes(total)
+        ));
+    }
 }
 
 /// A number of operations in the unit that suits it.

@@ -8,6 +8,7 @@ use weightloom::checkpoint::{CheckpointError, StorageError};
 use weightloom::errors::Hint;
 use weightloom::gang::conformance::ConformanceError;
 use weightloom::launch::{ExitStatus, LaunchError};
+use weightloom_files::WriteError;
 
 /// Why a command failed.
 #[derive(Debug)]
@@ -137,7 +138,9 @@ impl From<CheckpointError> for Failure {
             CheckpointError::Storage(StorageError::Missing { .. } | StorageError::UnknownScheme { .. }) => {
                 Self::user(&error)
             }
-            CheckpointError::Storage(_) => Self::operational_with_hint(&error),
+            CheckpointError::Storage(StorageError::Link { .. })
+            | CheckpointError::Write(WriteError::InUse { .. }) => Self::user(&error),
+            CheckpointError::Storage(_) | CheckpointError::Write(_) => Self::operational_with_hint(&error),
             _ => Self::user(&error),
         }
     }
@@ -156,10 +159,16 @@ impl From<ConformanceError> for Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "error: {}", self.message)?;
+        write!(f, "error: {}", with_one_beginning(&self.message))?;
         if let Some(hint) = &self.hint {
-            write!(f, "\nhint: {hint}")?;
+            write!(f, "\nhint: {}", with_one_beginning(hint))?;
         }
         Ok(())
     }
+}
+
+/// A text without lines that look like another error or hint, which names with
+/// line ends could forge.
+fn with_one_beginning(text: &str) -> String {
+    text.replace("\nhint:", "\n  hint:").replace("\nerror:", "\n  error:")
 }

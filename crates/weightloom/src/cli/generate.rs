@@ -1,5 +1,6 @@
 //! `weightloom generate`.
 
+use std::borrow::Cow;
 use std::io::{self, IsTerminal, Read, Write};
 use std::ops::ControlFlow;
 use std::process::ExitCode;
@@ -20,10 +21,11 @@ use weightloom::layout::DType;
 use weightloom::nn::{FinishReason, GenerateRequest, Sampling, merge_adapter};
 
 use super::convert::dtype;
+use super::escape::escaped;
 use super::failure::Failure;
 use super::hub::{ArgumentError, HubArgs};
 use super::located::OpenedModel;
-use super::output::{Format, Output};
+use super::output::{Format, Output, bytes};
 use super::progress::Progress;
 use super::timestamp::now;
 
@@ -245,6 +247,9 @@ struct Generated {
     tokens_per_second: Option<f64>,
 }
 
+/// The most text that is read from stdin. No model takes as much, and a pipe may have no end.
+const MAX_STDIN: u64 = 64 << 20;
+
 /// The argument, or stdin for `-`.
 pub(super) fn prompt_text(argument: &str) -> Result<String, Failure> {
     if argument != "-" {
@@ -252,8 +257,16 @@ pub(super) fn prompt_text(argument: &str) -> Result<String, Failure> {
     }
     let mut text = String::new();
     io::stdin()
+        .take(MAX_STDIN + 1)
         .read_to_string(&mut text)
         .map_err(|error| Failure::operational(&error).about("cannot read stdin"))?;
+    if text.len() as u64 > MAX_STDIN {
+        let error = ArgumentError {
+            fact: format!("cannot read more than {} from stdin", bytes(MAX_STDIN)),
+            fix: Some("pass a shorter text".to_owned()),
+        };
+        return Err(Failure::user(&error));
+    }
     Ok(text)
 }
 
@@ -341,8 +354,8 @@ pub(super) fn run(args: &GenerateArgs, output: Output) -> Result<ExitCode, Failu
     let trained = if model.adapter.is_some() { "adapter" } else { "model" };
     // Under mpirun, one rank speaks for all.
     let speaks = MpiJob::detect().is_none_or(|job| job.rank == 0);
-    if let Some(note) = format.note(trained).filter(|_| speaks && !output.is_quiet()) {
-        let _ = writeln!(io::stderr().lock(), "{note}");
+    if let Some(note) = format.note(trained).filter(|_| speaks) {
+        output.note(&note);
     }
     let prompt = PromptText { text: &text, format };
     let generated = match Launch::detect(args.tp, 1)? {
@@ -360,6 +373,15 @@ pub(super) fn run(args: &GenerateArgs, output: Output) -> Result<ExitCode, Failu
             }
         }
     };
+    if generated.text.is_empty()
+        && !format.is_chat()
+        && speaks
+        && !output.is_quiet()
+        && model.model.is_instruct()?
+    {
+        let note = "note: the text ended at once; this is a chat model: try --chat";
+        let _ = writeln!(io::stderr().lock(), "{note}");
+    }
     if !output.is_quiet() && io::stderr().is_terminal() {
         let speed =
             generated.tokens_per_second.map_or_else(String::new, |speed| format!(", {speed:.1} tokens/s"));
@@ -369,7 +391,7 @@ pub(super) fn run(args: &GenerateArgs, output: Output) -> Result<ExitCode, Failu
             generated.load_seconds,
             generated.first_token_seconds
         );
-        let _ = writeln!(io::stderr().lock(), "{line}");
+        output.note(&line);
     }
     match output.format {
         Format::Json => output.show(&generated, |_| String::new()),
@@ -406,13 +428,14 @@ fn generate(
     let generation_started = Instant::now();
     let mut first_token = None;
     let streams = first && !output.is_json();
+    // Files get the text as it is; on a terminal, tokens must not act.
+    let terminal = streams && io::stdout().is_terminal();
     let on_token = |token: &StreamedToken| {
         first_token.get_or_insert_with(|| generation_started.elapsed());
         if streams && !token.text.is_empty() {
-            let mut out = io::stdout().lock();
-            let written = out.write_all(token.text.as_bytes()).and_then(|()| out.flush());
-            // A closed stdout ends the generation.
-            if written.is_err() {
+            let text = if terminal { escaped(&token.text) } else { Cow::Borrowed(token.text.as_str()) };
+            // A closed or full stdout ends the generation.
+            if output.stream(&text).is_err() {
                 return ControlFlow::Break(());
             }
         }
@@ -420,7 +443,7 @@ fn generate(
     };
     let written = generator.generate(&request, &stop, on_token)?;
     if streams {
-        let _ = writeln!(io::stdout().lock());
+        let _ = output.stream("\n");
     }
     let seconds = generation_started.elapsed().as_secs_f64();
     let first_token = first_token.map_or(0.0, |time| time.as_secs_f64());

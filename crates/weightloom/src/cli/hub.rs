@@ -10,8 +10,10 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use weightloom::errors::Hint;
 use weightloom::hub::fetch::{FetchObserver, LockWait, NetworkAccess, TransferError};
 use weightloom::hub::{Hub, HubError};
+use weightloom::nn::NnError;
 use weightloom::standard::{Folders, hub};
 
+use super::escape::escaped;
 use super::failure::Failure;
 use super::output::Output;
 
@@ -51,7 +53,9 @@ impl From<HubError> for Failure {
     fn from(error: HubError) -> Self {
         match error {
             HubError::Checkpoint(error) => Self::from(error),
-            HubError::Incompatible { .. } => Self::check_with_hint(&error),
+            HubError::Incompatible { .. } | HubError::Nn(NnError::NotFinite { .. }) => {
+                Self::check_with_hint(&error)
+            }
             HubError::Fetch(inner) if inner.is_operational() => Self::operational_with_hint(&inner),
             HubError::BareRepository { ref source, .. } if source.is_operational() => {
                 Self::operational_with_hint(&error)
@@ -85,7 +89,7 @@ impl Downloads {
 
     /// Prints a line above the bars, if they are shown.
     fn status(&self, line: &str) {
-        let _ = self.bars.println(line);
+        let _ = self.bars.println(escaped(line));
     }
 }
 
@@ -95,7 +99,7 @@ impl FetchObserver for Downloads {
         let style = "{msg:32!} [{bar:24}] {bytes}/{total_bytes}, {bytes_per_sec}, {eta} left";
         let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
         bar.set_style(style.progress_chars("█▌ "));
-        bar.set_message(file.to_owned());
+        bar.set_message(escaped(file).into_owned());
         bar.set_position(already);
         self.by_file.lock().unwrap_or_else(PoisonError::into_inner).insert(file.to_owned(), bar);
     }

@@ -1,10 +1,13 @@
 //! Results on stdout, as text or JSON, and status on stderr.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
 
+use super::escape::{escaped, escaped_json};
 use super::failure::Failure;
 pub(super) use super::table::table;
 
@@ -55,30 +58,48 @@ impl Output {
         result: &T,
         text: impl FnOnce(&T) -> String,
     ) -> Result<ExitCode, Failure> {
+        self.show_styled(result, |result| escaped(&text(result)).into_owned())
+    }
+
+    /// As [`show`](Self::show), for text with colours, whose parts the caller
+    /// has escaped.
+    pub(super) fn show_styled<T: Serialize>(
+        self,
+        result: &T,
+        text: impl FnOnce(&T) -> String,
+    ) -> Result<ExitCode, Failure> {
         let text = match self.format {
             Format::Text => text(result),
             Format::Json => {
-                serde_json::to_string_pretty(result).map_err(|error| Failure::operational(&error))?
+                let json =
+                    serde_json::to_string_pretty(result).map_err(|error| Failure::operational(&error))?;
+                escaped_json(&json).into_owned()
             }
         };
-        match writeln!(io::stdout().lock(), "{text}") {
-            // Ignore a broken pipe: a reader such as `head` may end early.
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-                Err(Failure::operational(&error).about("cannot write to stdout"))
-            }
-            _ => Ok(ExitCode::SUCCESS),
-        }
+        written(write_stdout(&text))
     }
 
     /// Prints one of several results to stdout, on one line, and flushes.
     pub(super) fn line<T: Serialize>(self, result: &T, text: impl FnOnce(&T) -> String) -> io::Result<()> {
         let text = match self.format {
-            Format::Text => text(result),
-            Format::Json => serde_json::to_string(result)?,
+            Format::Text => escaped(&text(result)).into_owned(),
+            Format::Json => escaped_json(&serde_json::to_string(result)?).into_owned(),
         };
-        let mut out = io::stdout().lock();
-        writeln!(out, "{text}")?;
-        out.flush()
+        write_stdout(&text)
+    }
+
+    /// Prints the last of several results like [`line`](Self::line).
+    pub(super) fn last_line<T: Serialize>(
+        self,
+        result: &T,
+        text: impl FnOnce(&T) -> String,
+    ) -> Result<ExitCode, Failure> {
+        written(self.line(result, text))
+    }
+
+    /// Prints a part of a text result to stdout at once.
+    pub(super) fn stream(self, part: &str) -> io::Result<()> {
+        note_lost(write_all(part.as_bytes()))
     }
 
     /// Prints a status line unless quiet: among text results on stdout, and on
@@ -87,7 +108,7 @@ impl Output {
         let _ = match (self.verbosity, self.format) {
             (Verbosity::Quiet, _) => Ok(()),
             (Verbosity::Normal, Format::Text) => self.line(&line, |line| (*line).to_owned()),
-            (Verbosity::Normal, Format::Json) => writeln!(io::stderr().lock(), "{line}"),
+            (Verbosity::Normal, Format::Json) => writeln!(io::stderr().lock(), "{}", self.escaped(line)),
         };
     }
 
@@ -95,8 +116,28 @@ impl Output {
     pub(super) fn note(self, line: &str) {
         if !self.is_quiet() {
             // A closed stderr must not end the command.
-            let _ = writeln!(io::stderr().lock(), "{line}");
+            let _ = writeln!(io::stderr().lock(), "{}", self.escaped(line));
         }
+    }
+
+    /// A line that a terminal can show. Some are JSON where results are.
+    fn escaped(self, line: &str) -> Cow<'_, str> {
+        match self.format {
+            Format::Text => escaped(line),
+            Format::Json => escaped_json(line),
+        }
+    }
+
+    /// Prints a warning to stderr, even if quiet.
+    pub(super) fn warning(self, text: &str) {
+        // A closed stderr must not end the command.
+        let _ = writeln!(io::stderr().lock(), "warning: {text}");
+    }
+
+    /// The failure of a command that succeeded, if stdout did not take all that it printed.
+    pub(super) fn lost() -> Option<Failure> {
+        let error = LOST.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        Some(Failure::operational(&error).about("cannot write to stdout"))
     }
 
     /// Prints an error to stderr.
@@ -106,7 +147,43 @@ impl Output {
             Format::Json => serde_json::to_string(&failure.to_json()).unwrap_or_else(|_| failure.to_string()),
         };
         // There is no way to report a closed stderr.
-        let _ = writeln!(io::stderr().lock(), "{text}");
+        let _ = writeln!(io::stderr().lock(), "{}", self.escaped(&text));
+    }
+}
+
+/// The first error of a write to stdout. Status lines are printed where no error can be
+/// returned, and a full disk must not look like success.
+static LOST: Mutex<Option<io::Error>> = Mutex::new(None);
+
+/// Remembers a failed write, unless the reader left: one such as `head` may end early.
+fn note_lost(result: io::Result<()>) -> io::Result<()> {
+    if let Err(error) = &result
+        && error.kind() != io::ErrorKind::BrokenPipe
+    {
+        let same = error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error);
+        LOST.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(same);
+    }
+    result
+}
+
+fn write_all(bytes: &[u8]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(bytes)?;
+    out.flush()
+}
+
+/// Writes a line to stdout.
+fn write_stdout(line: &str) -> io::Result<()> {
+    note_lost(write_all(format!("{line}\n").as_bytes()))
+}
+
+/// The end of a command whose result was written. Ignores a broken pipe.
+fn written(result: io::Result<()>) -> Result<ExitCode, Failure> {
+    match result {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::operational(&error).about("cannot write to stdout"))
+        }
+        _ => Ok(ExitCode::SUCCESS),
     }
 }
 

@@ -1,5 +1,7 @@
 //! `weightloom serve`.
 
+mod memory;
+
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
@@ -10,6 +12,7 @@ use weightloom::serve::{
     RequestObserver, RequestRecord, Secret, ServeError, ServeOptions, run as run_server, shutdown_signal,
 };
 
+use self::memory::MemorySize;
 use super::failure::Failure;
 use super::generate::RunArgs;
 use super::hub::ArgumentError;
@@ -45,6 +48,18 @@ pub(super) struct ServeArgs {
     #[arg(long, value_name = "N", value_hint = ValueHint::Other)]
     max_waiting: Option<usize>,
 
+    /// Memory for keys, values and results, such as 8GiB [default: half of the available].
+    #[arg(long, value_name = "SIZE", value_hint = ValueHint::Other)]
+    cache_memory: Option<MemorySize>,
+
+    /// Host name that requests may be for, besides the address; * for any; repeatable.
+    #[arg(long, value_name = "NAME", value_hint = ValueHint::Other)]
+    allowed_host: Vec<String>,
+
+    /// Origin whose pages may send requests, or * for any; repeatable.
+    #[arg(long, value_name = "ORIGIN", value_hint = ValueHint::Other)]
+    allowed_origin: Vec<String>,
+
     #[command(flatten)]
     run: RunArgs,
 }
@@ -69,15 +84,24 @@ pub(super) fn run(args: &ServeArgs, output: Output) -> Result<ExitCode, Failure>
             return Err(Failure::user(&error));
         }
     };
+    options.allowed_hosts.clone_from(&args.allowed_host);
+    options.allowed_origins.clone_from(&args.allowed_origin);
     if !output.is_quiet() {
         options.observer = Some(RequestObserver::new(move |record| output.note(&line(record, output))));
     }
     let (name, needs_key) = (options.name.clone(), options.api_key.is_some());
     let model = args.run.open(&args.name, output)?;
     let generator = args.run.generator(&model, None, output)?;
+    // Once the weights are loaded, so that they are not counted as available.
+    if let Some(bytes) = args.cache_memory.map(|size| size.bytes).or_else(memory::half_of_available) {
+        options.max_cache_bytes = bytes;
+    }
     let host = if args.host.contains(':') { format!("[{}]", args.host) } else { args.host.clone() };
     let address = format!("{host}:{}", args.port);
     let ready = |address: SocketAddr| {
+        if let Some(warning) = warning(address, needs_key.then_some(KEY)) {
+            output.note(&warning);
+        }
         let ready = Ready { url: format!("http://{address}/v1"), model: name, needs_key };
         // One line, so that a parent process can read it.
         let _ = output.line(&ready, |ready| {
@@ -94,6 +118,18 @@ pub(super) fn run(args: &ServeArgs, output: Output) -> Result<ExitCode, Failure>
         other => Failure::user(&other),
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// A warning about a server that everyone can use. `key` is the variable with its
+/// key, if it has one.
+fn warning(address: SocketAddr, key: Option<&str>) -> Option<String> {
+    let is_open = !address.ip().is_loopback() && key.is_none();
+    is_open.then(|| {
+        format!(
+            "warning: everyone who can reach {address} can use the model; set {KEY} to require a key, or use \
+             --host 127.0.0.1"
+        )
+    })
 }
 
 /// A line of the log: method, path, status, tokens and time.
@@ -113,4 +149,23 @@ fn line(record: &RequestRecord, output: Output) -> String {
         _ => String::new(),
     };
     format!("{} {} {status}{tokens}  {seconds:.3} s", record.method, record.path)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+    use super::*;
+
+    #[test]
+    fn a_server_for_other_machines_without_a_key_is_warned_about() {
+        let warning = |address: &str, key| warning(address.parse().unwrap(), key);
+        for open in ["0.0.0.0:8000", "[::]:8000", "10.0.0.1:80"] {
+            assert!(warning(open, None).unwrap().contains(KEY), "{open}");
+            assert_eq!(warning(open, Some(KEY)), None);
+        }
+        for local in ["127.0.0.1:8000", "[::1]:8000"] {
+            assert_eq!(warning(local, None), None);
+        }
+    }
 }

@@ -30,7 +30,7 @@ use weightloom::sway::quick_check::base_of;
 use weightloom::sway::report::trace::TraceSummary;
 use weightloom::sway::sections::{Document, dlm_adapter};
 
-pub(super) use self::backend::build;
+pub(super) use self::backend::{BackendArgs, build, check_programs};
 pub(super) use self::progress::SuiteProgress;
 pub(super) use self::session::{failure, prepare};
 

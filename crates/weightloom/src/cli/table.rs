@@ -5,6 +5,8 @@ use std::io;
 
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, Width, presets};
 
+use super::escape::escaped;
+
 /// Width of tables that do not go to a terminal.
 const PIPED_WIDTH: usize = 100;
 
@@ -33,7 +35,7 @@ pub(super) fn table(heads: &[&str], numbers: &[usize]) -> TextTable {
 
 impl TextTable {
     pub(super) fn add_row<T: ToString>(&mut self, cells: impl IntoIterator<Item = T>) {
-        self.rows.push(cells.into_iter().map(|cell| cell.to_string()).collect());
+        self.rows.push(cells.into_iter().map(|cell| escaped(&cell.to_string()).into_owned()).collect());
     }
 
     /// The texts of a column, with its head.

@@ -1,5 +1,6 @@
 //! `weightloom train`: train a model from a YAML config.
 
+mod stop_signal;
 mod sway_evaluator;
 
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use weightloom::gang::Gang;
 use weightloom::launch::Launch;
+use weightloom::sway::backend::build::Programs;
 use weightloom::train::callback::{
     Callback, CallbackResult, Control, Evaluation, Evaluator, Notice, RunSummary, TimeEstimate, TrainerState,
 };
@@ -28,7 +30,13 @@ use super::failure::Failure;
 use super::hub::{Downloads, HubArgs};
 use super::output::{Format, Output, bytes, counted};
 use super::progress::Progress;
+use super::sway::BackendArgs;
+pub(super) use stop_signal::stop_signal;
 use sway_evaluator::SwayEvaluator;
+
+/// The exit code of a run that a signal ended before its last step: `EX_TEMPFAIL` of
+/// sysexits.h, "run the same command again".
+const STOPPED: u8 = 75;
 
 #[derive(Args)]
 pub(super) struct TrainArgs {
@@ -61,11 +69,22 @@ pub(super) struct TrainArgs {
     #[arg(long)]
     reference: bool,
 
+    /// Start the programs that the suite of train.eval.sway names with `kind: custom`.
+    #[arg(long)]
+    allow_programs: bool,
+
     #[command(flatten)]
     ranks: RankArgs,
 
     #[command(flatten)]
     hub: HubArgs,
+}
+
+impl TrainArgs {
+    /// Options of the models that the suite of the run compares.
+    fn backend(&self) -> BackendArgs {
+        BackendArgs::new(&self.hub, if self.allow_programs { Programs::Allow } else { Programs::Deny })
+    }
 }
 
 impl From<TrainError> for Failure {
@@ -80,7 +99,11 @@ impl From<TrainError> for Failure {
             TrainError::Gang(_)
             | TrainError::File(_)
             | TrainError::CheckpointFolder { .. }
+            | TrainError::NoSpace { .. }
             | TrainError::Metrics(_) => Self::operational_with_hint(&error),
+            TrainError::DamagedCheckpoint { .. } | TrainError::NoIntactCheckpoint { .. } => {
+                Self::check_with_hint(&error)
+            }
             other => Self::user(&other),
         }
     }
@@ -107,10 +130,11 @@ pub(super) fn run(args: &TrainArgs, output: Output) -> Result<ExitCode, Failure>
     if args.dry_run {
         let world = args.ranks.ranks.unwrap_or(1);
         let report = weightloom::train::dry_run(&config, &args.hub.hub()?, &SpecRegistry::new(), world)?;
+        dry_run::check_memory(&report, output);
         return output.show(&report, dry_run::render);
     }
     // Report errors in the suite once, not on every rank.
-    SwayEvaluator::new(&config, &args.hub, output)?;
+    SwayEvaluator::new(&config, &args.backend(), output)?;
     let stop = stop_signal()?;
     let launch = Launch::detect(args.ranks.ranks, 1)?;
     let outcome = launch.run(
@@ -122,34 +146,21 @@ pub(super) fn run(args: &TrainArgs, output: Output) -> Result<ExitCode, Failure>
     let summary = Summary::new(&config, &outcome);
     let text = |summary: &Summary| text(summary, &args.hub.model_options());
     match output.format {
-        Format::Text => output.show(&summary, text),
+        Format::Text => output.show(&summary, text)?,
         // One line, like the records before it.
-        Format::Json => {
-            output.line(&summary, text).map_err(|error| Failure::operational(&error))?;
-            Ok(ExitCode::SUCCESS)
-        }
-    }
+        Format::Json => output.last_line(&summary, text)?,
+    };
+    Ok(match outcome.end {
+        End::Finished => ExitCode::SUCCESS,
+        // Otherwise `train && deploy` would deploy half of a run.
+        End::Stopped => ExitCode::from(STOPPED),
+    })
 }
 
 fn read_config(args: &TrainArgs) -> Result<Config, Failure> {
     let file = args.file.as_deref().unwrap_or(Path::new(""));
     let variable = |name: &str| std::env::var(name).ok();
     read_file(file, &args.overrides, &variable).map_err(|error| Failure::user(&TrainError::from(error)))
-}
-
-/// A flag that SIGINT and SIGTERM set. A second signal ends the program at once.
-pub(super) fn stop_signal() -> Result<Arc<AtomicBool>, Failure> {
-    use signal_hook::consts::{SIGINT, SIGTERM};
-    use signal_hook::flag;
-
-    const BY_SIGNAL: i32 = 130;
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        let asked = flag::register_conditional_shutdown(signal, BY_SIGNAL, Arc::clone(&stop))
-            .and_then(|_| flag::register(signal, Arc::clone(&stop)));
-        asked.map_err(|error| Failure::operational(&error).about("cannot watch for signals"))?;
-    }
-    Ok(stop)
 }
 
 fn run_rank(
@@ -169,7 +180,7 @@ fn run_rank(
     let mut evaluators: Vec<Box<dyn Evaluator>> = Vec::new();
     if first {
         callbacks.push(Box::new(Reporter::new(output)));
-        if let Some(evaluator) = SwayEvaluator::new(config, &args.hub, output)? {
+        if let Some(evaluator) = SwayEvaluator::new(config, &args.backend(), output)? {
             evaluators.push(Box::new(evaluator));
         }
     }
@@ -332,6 +343,10 @@ impl Callback for Reporter {
 
     fn on_notice(&mut self, notice: &Notice) -> CallbackResult {
         self.print(&match notice {
+            Notice::Warning(warning) => {
+                self.bar.suspend(|| self.output.warning(&warning.to_string()));
+                return Ok(Control::Continue);
+            }
             Notice::NoSamples => "note: pipeline parallelism disables `train.eval.samples`".to_owned(),
             Notice::ConfigChanged { changes } => {
                 let list: Vec<String> = changes.iter().map(ToString::to_string).collect();
@@ -396,6 +411,9 @@ struct Summary {
     chat: bool,
     /// The documents read.
     data: Option<DocumentsRead>,
+    /// What the run survived.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<String>,
 }
 
 impl Summary {
@@ -421,6 +439,7 @@ impl Summary {
             weights: config.model.weights_path.clone(),
             chat: outcome.prompt_style == PromptStyle::Chat,
             data: outcome.data.clone(),
+            warnings: outcome.warnings.iter().map(ToString::to_string).collect(),
         }
     }
 }
@@ -452,6 +471,7 @@ fn text(summary: &Summary, options: &str) -> String {
     if summary.steps_done > 0 {
         lines.extend(summary.data.iter().flat_map(|data| read_lines("data", data)));
     }
+    lines.extend(summary.warnings.iter().map(|warning| format!("warning: {warning}")));
     if !summary.metrics.is_empty() {
         lines.push(format!("metrics: {}", summary.metrics.join(", ")));
     }

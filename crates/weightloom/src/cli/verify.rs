@@ -1,23 +1,28 @@
 //! `weightloom verify` and `weightloom fingerprint`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
-use weightloom::checkpoint::{CheckpointError, StorageError, fingerprint, verify};
+use weightloom::checkpoint::{CheckpointError, StorageError, fingerprint, verify, verify_signature};
 
 use super::failure::Failure;
 use super::hub::HubArgs;
 use super::located::{locate_checkpoint, location_text, open_checkpoint};
 use super::output::{Output, bytes, counted};
 use super::progress::Progress;
+use super::sign::{self, check_is_folder, public_key};
 
 #[derive(Args)]
 pub(super) struct VerifyArgs {
     /// Checkpoint: file, folder, run, card, org/name or URL (s3://, gs://, az://, http://).
     #[arg(value_hint = ValueHint::AnyPath)]
     path: String,
+
+    /// Require a signature: PEM file with the Ed25519 public key of the signer.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    key: Option<PathBuf>,
 }
 
 #[derive(Args)]
@@ -39,6 +44,9 @@ struct VerifiedCheckpoint {
     bytes: u64,
     /// Whether the format has checksums.
     checksums: bool,
+    /// The key of the signature that was checked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    signed_with: Option<String>,
 }
 
 pub(super) fn run_verify(args: &VerifyArgs, output: Output) -> Result<ExitCode, Failure> {
@@ -52,6 +60,15 @@ pub(super) fn run_verify(args: &VerifyArgs, output: Output) -> Result<ExitCode, 
         failure.about(&path)
     };
     let source = located.open().map_err(failed)?;
+    let signed_with = match &args.key {
+        None => None,
+        Some(file) => {
+            let key = public_key(file)?;
+            check_is_folder("verify the signature of", &path, &source)?;
+            let signed = verify_signature(&*source.storage, &key, &Progress::new(output));
+            Some(signed.map_err(sign::failed(&path))?.key.to_string())
+        }
+    };
     let verified = verify(&source, &Progress::new(output)).map_err(failed)?;
     let shown = VerifiedCheckpoint {
         path: path.clone(),
@@ -59,13 +76,17 @@ pub(super) fn run_verify(args: &VerifyArgs, output: Output) -> Result<ExitCode, 
         tensors: verified.tensors,
         bytes: verified.bytes,
         checksums: verified.has_checksums,
+        signed_with,
     };
     output.show(&shown, |shown| {
         let how = match verified.has_checksums {
             true => "all checksums match",
             false => "all tensors are readable; this format has no checksums",
         };
-        format!("{}: {}, {}: {how}", shown.format, counted(shown.tensors, "tensor"), bytes(shown.bytes))
+        let signed =
+            shown.signed_with.as_ref().map_or_else(String::new, |key| format!("; signed with the key {key}"));
+        let tensors = counted(shown.tensors, "tensor");
+        format!("{}: {tensors}, {}: {how}{signed}", shown.format, bytes(shown.bytes))
     })
 }
 

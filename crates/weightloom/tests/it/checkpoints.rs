@@ -71,7 +71,7 @@ impl Place {
 #[test]
 fn help() {
     let place = Place::new();
-    let commands = ["inspect", "verify", "fingerprint", "diff", "convert", "plan"];
+    let commands = ["inspect", "verify", "sign", "fingerprint", "diff", "convert", "plan"];
     let text: String = commands.iter().map(|command| place.run(&[command, "--help"])).collect();
     insta::assert_snapshot!(text);
 }

@@ -4,7 +4,11 @@
 //! - `sway_tools`: `watch`, `pack`, `unpack` and `mine`.
 //! - `docs`, `examples`: every command and config that users are shown.
 //! - `located`: run folders, adapters and `org/name` in place of models.
-//! - `mpirun`: commands as ranks of an MPI job.
+//! - `hostile_names`: names with control characters.
+//! - `signatures`: signed checkpoints.
+//! - `two_writers`: two processes that write the same target.
+//! - `soak`: random kills, full disks, damage and limits, for as long as you like.
+//! - `mpirun`, `mpirun_hangs`: commands as ranks of an MPI job.
 //! - `verdicts`: sway on adapters with known effects.
 //! - `architecture`, `tidy`, `vocabulary`: rules of the workspace.
 //!
@@ -20,14 +24,21 @@ mod docs;
 mod examples;
 #[cfg(unix)]
 mod gguf_file;
+mod hostile_names;
 mod located;
 mod models;
 #[cfg(feature = "mpi")]
 mod mpirun;
+#[cfg(all(feature = "mpi", unix))]
+mod mpirun_hangs;
 mod quickstart;
+mod signatures;
+#[cfg(unix)]
+mod soak;
 mod sway;
 mod sway_tools;
 mod tidy;
 mod train;
+mod two_writers;
 mod verdicts;
 mod vocabulary;

@@ -219,13 +219,19 @@ fn exported_models_are_the_same_models() {
         };
         assert_eq!(written(case), written(&out));
     }
+    // A folder of the user's is not touched.
+    std::fs::create_dir(place.path("merged.merged")).unwrap();
     place.json(&["export", "llama", "merged", "--adapter", "adapter"]);
     let prompt = ["t5 t6 t7", "--ignore-eos", "--max-new-tokens", "16"];
     let merged = place.json(&[&["generate", "merged"], &prompt[..]].concat());
     let beside = place.json(&[&["generate", "llama"], &prompt[..], &["--adapter", "adapter"]].concat());
     assert_eq!(merged["tokens"], beside["tokens"]);
+    assert!(place.path("merged.merged").exists());
     // Nothing in between is left.
-    assert!(!place.path("merged.merged").exists());
+    let entries = std::fs::read_dir(place.path("merged").parent().unwrap()).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
+    let hidden: Vec<String> = names.filter(|name| name.starts_with('.') && name.contains("merged")).collect();
+    assert_eq!(hidden, [""; 0]);
 }
 
 #[test]
@@ -289,7 +295,7 @@ fn a_served_model_answers_and_ends_when_told() {
     connection.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     write!(
         connection,
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
     )
     .unwrap();

@@ -545,7 +545,7 @@ fn an_interrupted_run_says_what_is_cached() {
         let _ = std::fs::remove_file(workspace.file("asked"));
         let child = Command::new(assert_cmd::cargo::cargo_bin("weightloom"))
             .current_dir(workspace.root.path())
-            .args(["sway", "run", "slow.yaml"])
+            .args(["sway", "run", "slow.yaml", "--allow-programs"])
             .stderr(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -86,6 +86,21 @@ fn unsafe_code_stays_where_it_is_explained() {
     assert_eq!(found, expected);
 }
 
+/// A crate without unsafe code keeps it out, also out of code that a macro expands to.
+#[test]
+fn crates_without_unsafe_code_forbid_it() {
+    let has_unsafe = |root: &str| {
+        let sources = root.rsplit_once('/').unwrap().0;
+        UNSAFE.iter().any(|file| file.starts_with(&format!("{sources}/")))
+    };
+    let is_root = |name: &str| name.ends_with("/src/lib.rs") || name.ends_with("/src/main.rs");
+    let forbids = |text: &str| text.lines().any(|line| line == "#![forbid(unsafe_code)]");
+    let wrong = offenders(|name, text| {
+        name.starts_with("crates/") && is_root(name) && has_unsafe(name) == forbids(text)
+    });
+    assert_eq!(wrong, [""; 0]);
+}
+
 #[test]
 fn no_test_is_switched_off() {
     let marker = concat!("#[", "ignore");

@@ -13,6 +13,8 @@ pub(super) fn run(input: &[u8]) -> Result<Pickle<'_>, PickleError> {
         marks: Vec::new(),
         memo: Vec::new(),
         nodes: Vec::new(),
+        held: 0,
+        limit: memory_limit(input.len()),
     };
     loop {
         machine.begin = machine.at;
@@ -41,7 +43,14 @@ struct Machine<'a> {
     marks: Vec<usize>,
     memo: Vec<Option<Value<'a>>>,
     nodes: Vec<Node<'a>>,
+    /// Bytes of nodes, their parts and the memo.
+    held: usize,
+    /// The most bytes to hold, the stack included.
+    limit: usize,
 }
+
+/// Bytes of a value.
+const VALUE: usize = size_of::<Value<'_>>();
 
 impl<'a> Machine<'a> {
     fn step(&mut self) -> Result<(), PickleError> {
@@ -51,7 +60,7 @@ impl<'a> Machine<'a> {
             0x95 => self.array::<8>().map(|_| ()),
             b'(' => {
                 self.marks.push(self.stack.len());
-                Ok(())
+                self.check_memory()
             }
             b'0' => self.discard(),
             b'1' => self.since_mark().map(|_| ()),
@@ -101,15 +110,42 @@ impl<'a> Machine<'a> {
     }
 
     fn push(&mut self, value: Value<'a>) -> Result<(), PickleError> {
+        reserve_one(&mut self.stack);
         self.stack.push(value);
-        Ok(())
+        self.check_memory()
+    }
+
+    /// Pays for memory that stays until the end.
+    fn hold(&mut self, bytes: usize) -> Result<(), PickleError> {
+        self.held = self.held.saturating_add(bytes);
+        self.check_memory()
+    }
+
+    fn check_memory(&self) -> Result<(), PickleError> {
+        let stack = self.stack.len() * VALUE + self.marks.len() * size_of::<usize>();
+        match self.held.saturating_add(stack) > self.limit {
+            true => Err(PickleError::Memory { limit: self.limit }),
+            false => Ok(()),
+        }
     }
 
     fn push_node(&mut self, node: Node<'a>) -> Result<(), PickleError> {
         // There is at most one node for each byte of input.
         let number = u32::try_from(self.nodes.len()).map_err(|_| PickleError::Shared)?;
+        self.hold(size_of::<Node<'_>>() + parts_size(&node))?;
+        reserve_one(&mut self.nodes);
         self.nodes.push(node);
         self.push(Value::Node(number))
+    }
+
+    /// Adds parts to the topmost value.
+    fn extend_top(&mut self, extend: impl FnOnce(&mut Node<'a>) -> Option<()>) -> Result<(), PickleError> {
+        let error = self.operands();
+        let node = self.top()?;
+        let before = parts_size(node);
+        extend(node).ok_or(error)?;
+        let after = parts_size(node);
+        self.hold(after.saturating_sub(before))
     }
 
     /// Takes the topmost value, which must not lie below a mark.
@@ -123,7 +159,12 @@ impl<'a> Machine<'a> {
 
     fn since_mark(&mut self) -> Result<Vec<Value<'a>>, PickleError> {
         let mark = self.marks.pop().ok_or_else(|| self.operands())?;
-        Ok(self.stack.split_off(mark))
+        let taken = self.stack.split_off(mark);
+        // Most of the memory is the result's now.
+        if taken.len() > ROOM {
+            self.stack.shrink_to(self.stack.len() + ROOM);
+        }
+        Ok(taken)
     }
 
     /// What the topmost value refers to.
@@ -216,6 +257,8 @@ impl<'a> Machine<'a> {
         }
         let value = *self.stack.last().ok_or_else(|| self.operands())?;
         if slot >= self.memo.len() {
+            self.hold((slot + 1 - self.memo.len()) * VALUE)?;
+            reserve_one(&mut self.memo);
             self.memo.resize(slot + 1, None);
         }
         self.memo[slot] = Some(value);
@@ -231,13 +274,25 @@ impl<'a> Machine<'a> {
             }
             _ => {}
         }
-        let added = if self.code == b'a' { vec![self.pop()?] } else { self.since_mark()? };
-        let error = self.operands();
-        match self.top()? {
-            Node::List(items) => items.extend(added),
-            _ => return Err(error),
+        if self.code == b'a' {
+            let item = self.pop()?;
+            return self.extend_top(|node| match node {
+                Node::List(items) => {
+                    reserve_one(items);
+                    items.push(item);
+                    Some(())
+                }
+                _ => None,
+            });
         }
-        Ok(())
+        let added = self.since_mark()?;
+        self.extend_top(|node| match node {
+            Node::List(items) => {
+                append(items, added);
+                Some(())
+            }
+            _ => None,
+        })
     }
 
     fn dict(&mut self) -> Result<(), PickleError> {
@@ -255,12 +310,14 @@ impl<'a> Machine<'a> {
         if self.code == b'd' {
             return self.push_node(Node::Dict(pairs.collect()));
         }
-        let error = self.operands();
-        match self.top()? {
-            Node::Dict(held) => held.extend(pairs),
-            _ => return Err(error),
-        }
-        Ok(())
+        self.extend_top(|node| match node {
+            Node::Dict(held) => {
+                held.reserve_exact(growth(held.len(), held.capacity(), pairs.len()));
+                held.extend(pairs);
+                Some(())
+            }
+            _ => None,
+        })
     }
 
     fn set(&mut self) -> Result<(), PickleError> {
@@ -271,12 +328,13 @@ impl<'a> Machine<'a> {
         if self.code == 0x91 {
             return self.push_node(Node::Set(added));
         }
-        let error = self.operands();
-        match self.top()? {
-            Node::Set(items) => items.extend(added),
-            _ => return Err(error),
-        }
-        Ok(())
+        self.extend_top(|node| match node {
+            Node::Set(items) => {
+                append(items, added);
+                Some(())
+            }
+            _ => None,
+        })
     }
 
     fn tuple(&mut self) -> Result<(), PickleError> {
@@ -335,6 +393,44 @@ impl<'a> Machine<'a> {
             _ => return Err(error),
         }
         Ok(())
+    }
+}
+
+/// Items of room that a vector keeps.
+const ROOM: usize = 1024;
+
+/// The memory for a pickle of some length: ordinary ones need a few times their
+/// length.
+fn memory_limit(length: usize) -> usize {
+    length.saturating_mul(24).saturating_add(4 << 20).min(1 << 30)
+}
+
+/// Bytes of the parts of a node.
+fn parts_size(node: &Node<'_>) -> usize {
+    match node {
+        Node::List(items) | Node::Tuple(items) | Node::Set(items) => items.capacity() * VALUE,
+        Node::Dict(pairs) => pairs.capacity() * 2 * VALUE,
+        Node::Object(_) => size_of::<Object<'_>>(),
+        Node::Persistent(_) => 0,
+    }
+}
+
+/// Items to reserve so that `more` fit. Vectors grow by a quarter instead of
+/// doubling, which would make memory depend on the input's length by chance.
+fn growth(length: usize, capacity: usize, more: usize) -> usize {
+    if length + more <= capacity { 0 } else { more.max(length / 4).max(1) }
+}
+
+fn reserve_one<T>(items: &mut Vec<T>) {
+    items.reserve_exact(growth(items.len(), items.capacity(), 1));
+}
+
+fn append<'a>(items: &mut Vec<Value<'a>>, added: Vec<Value<'a>>) {
+    if items.is_empty() {
+        *items = added;
+    } else {
+        items.reserve_exact(growth(items.len(), items.capacity(), added.len()));
+        items.extend(added);
     }
 }
 

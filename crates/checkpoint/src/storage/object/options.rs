@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use weightloom_http::RetryPolicy;
+use weightloom_http::{MinSpeed, RetryPolicy};
 
 /// Options of object storage. The defaults suit checkpoints in a cloud.
 ///
@@ -42,6 +42,7 @@ impl Default for ObjectOptions {
                 max_backoff: Duration::from_secs(10),
                 max_retry_after: Duration::MAX,
                 max_elapsed: Duration::from_secs(180),
+                min_speed: MinSpeed::default(),
             },
             timeout: Duration::from_secs(60),
             settings: BTreeMap::new(),

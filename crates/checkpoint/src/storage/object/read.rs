@@ -1,10 +1,12 @@
 //! Ranged reads straight into the caller's memory, in parallel parts that
 //! continue where they were interrupted.
 
+use std::time::Instant;
+
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange};
-use weightloom_http::{RequestError, Retries};
+use weightloom_http::{RequestError, Retries, TooSlow};
 
 use super::super::{RemoteProblem, StorageError};
 use super::bucket::{Bucket, Sameness};
@@ -53,6 +55,8 @@ enum PartOutcome {
     Truncated,
     /// The body is longer than the range.
     Surplus,
+    /// The body trickles in.
+    Slow(TooSlow),
 }
 
 impl PartRead<'_> {
@@ -72,6 +76,9 @@ impl PartRead<'_> {
                     RemoteProblem::Malformed,
                     "the response was too long",
                 )),
+                Ok(PartOutcome::Slow(slow)) => {
+                    RequestError::transient(Failure::new(RemoteProblem::Timeout, &slow.to_string()))
+                }
                 Err(error) => error,
             };
             let (RequestError::Transient { cause: failure, .. } | RequestError::Permanent(failure)) = &error;
@@ -105,11 +112,18 @@ impl PartRead<'_> {
             return Ok(PartOutcome::Short);
         }
         let mut chunks = response.into_stream();
-        while let Some(chunk) = chunks.try_next().await? {
+        let mut speed = self.bucket.options.retry.min_speed.watch();
+        loop {
+            let asked = Instant::now();
+            let Some(chunk) = chunks.try_next().await? else { break };
+            let waited = asked.elapsed();
             let missing = &mut self.into[self.filled..];
             let Some(target) = missing.get_mut(..chunk.len()) else { return Ok(PartOutcome::Surplus) };
             target.copy_from_slice(&chunk);
             self.filled += chunk.len();
+            if let Err(slow) = speed.record(chunk.len(), waited) {
+                return Ok(PartOutcome::Slow(slow));
+            }
         }
         match self.filled == self.into.len() {
             true => Ok(PartOutcome::Complete),

@@ -3,6 +3,8 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
 
 use super::{Head, serve};
 
@@ -23,6 +25,8 @@ pub enum Harm {
     Stall,
     /// Nothing comes any more after so many bytes of the body.
     StallBody(usize),
+    /// Sends the body byte by byte, with a pause before each.
+    Trickle(Duration),
     /// The body has so many bytes fewer than it should, in good order.
     Shorten(usize),
     /// The length says so many bytes more than there are.
@@ -118,6 +122,13 @@ fn relay(mut client: TcpStream, server: SocketAddr, state: &State) -> Option<()>
         Some(Harm::StallBody(kept)) => {
             send(&mut client, &answer_head, kept)?;
             wait_for_end(client)
+        }
+        Some(Harm::Trickle(pause)) => {
+            send(&mut client, &answer_head, 0)?;
+            answer_body.iter().try_for_each(|byte| {
+                thread::sleep(pause);
+                client.write_all(&[*byte]).ok()
+            })
         }
         Some(Harm::Shorten(fewer)) => {
             let kept = length.saturating_sub(fewer);

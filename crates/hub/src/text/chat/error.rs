@@ -22,12 +22,22 @@ pub enum ChatError {
     Refused { message: String },
     #[error("the chat template exceeds the limit of {limit} units of work")]
     Work { limit: u64 },
+    #[error("the chat template exceeds the limit of {limit} bytes of memory")]
+    Memory { limit: u64 },
+    #[error("the chat template exceeds the limit of {seconds} seconds")]
+    Time { seconds: u64 },
+    #[error("the chat template nests values deeper than {limit}")]
+    Nested { limit: usize },
+    #[error("the tag in line {line} of the chat template has more than {limit} tokens")]
+    LongTag { line: usize, limit: usize },
+    #[error("line {line} of the chat template has more than {limit} characters")]
+    LongLine { line: usize, limit: usize },
+    #[error("the chat template has more than {limit} `elif` tags")]
+    ManyBranches { limit: usize },
     #[error("the chat template has {bytes} bytes, more than the limit of {limit}")]
     LongTemplate { bytes: usize, limit: usize },
     #[error("the chat template renders more than {limit} bytes")]
     LongText { limit: usize },
-    #[error("the chat template uses the reserved name `{name}`")]
-    Reserved { name: &'static str },
     #[error("cannot start a thread for the chat template: {message}")]
     Thread { message: String },
     #[error("the template engine panicked")]
@@ -41,6 +51,9 @@ impl Hint for ChatError {
         match self {
             Self::Text(error) => error.hint(),
             Self::Refused { .. } => Some("change the messages accordingly".to_owned()),
+            Self::Work { .. } | Self::Memory { .. } | Self::Time { .. } | Self::LongText { .. } => {
+                Some("shorten the conversation, or use a template that you trust".to_owned())
+            }
             _ => None,
         }
     }
@@ -57,6 +70,9 @@ impl ChatError {
             match cause.downcast_ref() {
                 Some(Stop::Raised(message)) => return Self::Refused { message: message.clone() },
                 Some(Stop::Work { limit }) => return Self::Work { limit: *limit },
+                Some(Stop::Memory { limit }) => return Self::Memory { limit: *limit },
+                Some(Stop::Time { seconds }) => return Self::Time { seconds: *seconds },
+                Some(Stop::Nested { limit }) => return Self::Nested { limit: *limit },
                 None => source = cause.source(),
             }
         }

@@ -1,6 +1,7 @@
 //! Messages of a conversation, and JSON with ordered keys, which templates write
 //! into the text.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -131,21 +132,30 @@ impl OrderedJson {
 }
 
 fn map_value(fields: &[(String, OrderedJson)]) -> Value {
-    let pairs = fields.iter().map(|(key, data)| (Value::from(key.as_str()), data.to_value()));
-    Value::from_object(OrderedMap(pairs.collect()))
+    // Of equal keys the first counts.
+    let mut positions = HashMap::with_capacity(fields.len());
+    for (position, (key, _)) in fields.iter().enumerate() {
+        positions.entry(key.clone()).or_insert(position);
+    }
+    let pairs = fields.iter().map(|(key, data)| (Value::from(key.as_str()), data.to_value())).collect();
+    Value::from_object(OrderedMap { pairs, positions })
 }
 
 /// A map with ordered keys for templates.
 #[derive(Debug)]
-struct OrderedMap(Vec<(Value, Value)>);
+struct OrderedMap {
+    pairs: Vec<(Value, Value)>,
+    positions: HashMap<String, usize>,
+}
 
 impl Object for OrderedMap {
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.0.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone())
+        let position = *self.positions.get(key.as_str()?)?;
+        self.pairs.get(position).map(|(_, value)| value.clone())
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Values(self.0.iter().map(|(name, _)| name.clone()).collect())
+        Enumerator::Values(self.pairs.iter().map(|(name, _)| name.clone()).collect())
     }
 
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -250,7 +260,7 @@ impl<'de> Visitor<'de> for DataVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<OrderedJson, A::Error> {
         // As in Python, a repeated key has its last value at its first position.
-        let mut positions = std::collections::HashMap::new();
+        let mut positions = HashMap::new();
         let mut fields: Vec<(String, OrderedJson)> = Vec::new();
         while let Some((key, data)) = access.next_entry::<String, OrderedJson>()? {
             let position = *positions.entry(key.clone()).or_insert(fields.len());

@@ -3,8 +3,11 @@
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, State, Value};
 
-/// Limit for nested values.
-const MAX_DEPTH: usize = 128;
+use super::budget::{MAX_DEPTH, Stop};
+use super::{MAX_TEXT_BYTES, guard};
+
+/// Limit for indents of `json.dumps`.
+const MAX_INDENT: usize = 64;
 
 /// Python's `str`.
 pub(super) fn text(value: &Value) -> Result<String, Error> {
@@ -62,10 +65,7 @@ fn push_repr(value: &Value, out: &mut String, depth: usize) -> Result<(), Error>
 }
 
 fn check_depth(depth: usize) -> Result<(), Error> {
-    if depth < MAX_DEPTH {
-        return Ok(());
-    }
-    Err(Error::new(ErrorKind::InvalidOperation, format!("values are nested deeper than {MAX_DEPTH}")))
+    if depth <= MAX_DEPTH { Ok(()) } else { Err(Stop::Nested { limit: MAX_DEPTH }.into()) }
 }
 
 /// Writes a number like Python: `1e+16`, and floats always with a point.
@@ -133,8 +133,9 @@ impl JsonStyle {
         let indent = match indent {
             None => None,
             Some(value) => Some(match (value.as_str(), value.as_i64()) {
-                (Some(text), _) => text.to_owned(),
-                (None, Some(count)) => " ".repeat(count.clamp(0, 64) as usize),
+                (Some(text), _) if text.len() <= MAX_INDENT => text.to_owned(),
+                (Some(_), _) => return Err(wrong("indent is too long")),
+                (None, Some(count)) => " ".repeat(count.clamp(0, MAX_INDENT as i64) as usize),
                 (None, None) => return Err(wrong("indent is neither a number nor a string")),
             }),
         };
@@ -160,6 +161,9 @@ impl JsonStyle {
 
     fn push(&self, value: &Value, out: &mut String, depth: usize) -> Result<(), Error> {
         check_depth(depth)?;
+        if out.len() > MAX_TEXT_BYTES {
+            return Err(Error::new(ErrorKind::InvalidOperation, "the JSON text is too long"));
+        }
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
@@ -266,6 +270,12 @@ pub(super) fn method(
     method: &str,
     args: &[Value],
 ) -> Result<Value, Error> {
+    guard::before_method(state, value, method, args)?;
+    let value = call(state, value, method, args)?;
+    guard::result(state, value)
+}
+
+fn call(state: &mut State<'_, '_>, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     if let (Some(text), [Some(part)]) =
         (value.as_str(), &args.iter().map(Value::as_str).collect::<Vec<_>>()[..])
     {

@@ -3,6 +3,7 @@
 
 mod concurrency;
 mod failures;
+mod hostile;
 mod hub;
 mod killed;
 mod offline;

@@ -77,6 +77,8 @@ pub(super) struct ModelClient {
     model: String,
     headers: HeaderMap,
     options: ApiOptions,
+    /// The key that this server gets.
+    key: Option<Secret>,
     /// Set by the check of `echo`: why the server cannot score given texts, or
     /// `None` if it can.
     pub(super) echo_problem: OnceLock<Option<String>>,
@@ -116,7 +118,8 @@ impl ModelClient {
         }
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        if let Some(bearer) = options.key.as_ref().and_then(Secret::bearer) {
+        let key = options.keys.for_endpoint(&url)?.cloned();
+        if let Some(bearer) = key.as_ref().and_then(Secret::bearer) {
             headers.insert(AUTHORIZATION, bearer);
         }
         let mut options = options.clone();
@@ -132,6 +135,7 @@ impl ModelClient {
             model,
             headers,
             options,
+            key,
             echo_problem: OnceLock::new(),
             completions_problem: OnceLock::new(),
             lacks_endpoint: AtomicBool::new(false),
@@ -220,7 +224,7 @@ impl ModelClient {
     fn excerpt(&self, text: &str) -> String {
         let text: String =
             text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_MESSAGE_CHARS).collect();
-        match &self.options.key {
+        match &self.key {
             Some(key) => key.redact(&text),
             None => text,
         }
@@ -315,9 +319,12 @@ impl ModelClient {
         }
         let backend = |hint: &str| ApiFailure::backend(format!("{}, {message}", self.endpoint), Some(hint));
         RequestError::Permanent(match status {
-            401 | 403 => backend(match self.options.key {
+            401 | 403 => backend(match self.key {
                 Some(_) => "check the key in SWAY_API_KEY or OPENAI_API_KEY",
-                None => "set SWAY_API_KEY to a key that the server accepts",
+                None => {
+                    "set SWAY_API_KEY to a key that the server accepts; OPENAI_API_KEY goes to \
+                     https://api.openai.com only"
+                }
             }),
             404 | 405 => backend(
                 "check that `endpoint` is the root of the server, without `/v1`, and that it serves the model",

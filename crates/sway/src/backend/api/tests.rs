@@ -635,9 +635,9 @@ fn keys_go_to_the_server_and_nowhere_else() {
         Some("on") => Reply::Say(307, vec![("location", "http://127.0.0.1:1/")], String::new()),
         _ => letters(body),
     });
-    let variable = |name: &str| (name == "OPENAI_API_KEY").then(|| "tulip-7".to_owned());
-    let key = api_key(&variable).unwrap();
-    let options = ApiOptions { key, ..hasty() };
+    let variable = |name: &str| (name == "SWAY_API_KEY").then(|| "tulip-7".to_owned());
+    let keys = ApiKeys::from_variables(&variable).unwrap();
+    let options = ApiOptions { keys, ..hasty() };
     let mut backend = ApiBackend::new(&server.served("base"), None, &options).unwrap();
     backend.preflight().unwrap();
     assert!(server.seen()[0].head.to_lowercase().contains("authorization: bearer tulip-7"));
@@ -652,6 +652,22 @@ fn keys_go_to_the_server_and_nowhere_else() {
     let (_, hint) = end(&mut nobody, &[Question::new(&View::Base, next("x"))]);
     assert!(hint.contains("set SWAY_API_KEY"), "{hint}");
     assert!(!server.seen()[tried + 2].head.to_lowercase().contains("authorization"));
+}
+
+#[test]
+fn a_suite_cannot_send_openais_key_elsewhere() {
+    let server = Server::new(|_, body| letters(body));
+    let variable = |name: &str| (name == "OPENAI_API_KEY").then(|| "tulip-7".to_owned());
+    let keys = ApiKeys::from_variables(&variable).unwrap();
+    let options = ApiOptions { keys, ..hasty() };
+    let mut backend = ApiBackend::new(&server.served("base"), None, &options).unwrap();
+    backend.preflight().unwrap();
+    let seen = server.seen();
+    assert!(!seen.is_empty());
+    for request in seen {
+        let head = request.head.to_lowercase();
+        assert!(!head.contains("authorization") && !head.contains("tulip"), "{head}");
+    }
 }
 
 #[test]

@@ -26,6 +26,8 @@ pub enum BuildError {
     Adapter { key: String, source: CheckpointError },
     #[error("`{key}`: no such program `{path}`")]
     NoProgram { key: String, path: String },
+    #[error("`{key}`: cannot start `{program}`: a suite may not start programs unless you allow it")]
+    ProgramDenied { key: String, program: String },
     #[error("`{key}`: {source}")]
     Model { key: String, source: Box<HubError> },
     #[error("cannot compare {base} and {tuned}: they tokenize {text:?} differently")]
@@ -62,6 +64,11 @@ impl Hint for BuildError {
             Self::NoProgram { .. } => {
                 Some("name an executable file; paths are relative to the suite".to_owned())
             }
+            Self::ProgramDenied { .. } => Some(
+                "read the suite and the program; if you trust them, add --allow-programs (in Rust, set \
+                 `programs` of the builder to `Programs::Allow`)"
+                    .to_owned(),
+            ),
             Self::TokenizersDiffer { .. } => Some(
                 "compare a model with the one it was tuned from, with the same tokenizer.json; \
                  for other models, compare generated text through servers with `kind: api`"

@@ -4,6 +4,8 @@ use std::fs;
 use std::process::Command;
 use std::thread;
 
+use weightloom_machine::Memory;
+
 use super::Check;
 use crate::cli::output::bytes;
 
@@ -61,13 +63,14 @@ fn threads() -> Check {
 }
 
 fn memory() -> Check {
-    let kibibytes =
-        |field| -> Option<u64> { proc_field("/proc/meminfo", field)?.split(' ').next()?.parse().ok() };
-    match (kibibytes("MemTotal"), kibibytes("MemAvailable")) {
-        (Some(total), Some(free)) => {
-            Check::ok("memory", format!("{}, {} available", bytes(total * 1024), bytes(free * 1024)))
+    match weightloom_machine::memory() {
+        Some(Memory { total, available, machine }) => {
+            let limited = machine.map_or_else(String::new, |machine| {
+                format!("; the limit of a control group on a machine with {}", bytes(machine))
+            });
+            Check::ok("memory", format!("{}, {} available{limited}", bytes(total), bytes(available)))
         }
-        _ => Check::missing("memory", "size unknown on this system", "set memory budgets by hand"),
+        None => Check::missing("memory", "size unknown on this system", "set memory budgets by hand"),
     }
 }
 

@@ -10,7 +10,7 @@ use super::folder::TourFolder;
 use crate::cli::failure::Failure;
 use crate::cli::hub::HubArgs;
 use crate::cli::output::Output;
-use crate::cli::sway::{SuiteProgress, build, failure, prepare};
+use crate::cli::sway::{BackendArgs, SuiteProgress, build, failure, prepare};
 
 /// The verdict of the suite.
 #[derive(Serialize)]
@@ -43,7 +43,7 @@ pub(super) fn judge(
     let variable = |name: &str| std::env::var(name).ok();
     let suite = Suite::read_file(&file, &variable).map_err(|error| Failure::user(&error))?;
     let prepared = prepare(suite, None)?;
-    let mut backend = build(&prepared.suite, &HubArgs::default(), output)?;
+    let mut backend = build(&prepared.suite, &BackendArgs::local(&HubArgs::default()), output)?;
     let mut progress = SuiteProgress::new(output);
     let report = weightloom::sway::judge(&prepared, &mut *backend, &JudgeOptions::default(), &mut progress)
         .map_err(failure)?;

@@ -1,7 +1,8 @@
 //! The backend of a suite.
 
+use clap::Args;
 use weightloom::hub::Hub;
-use weightloom::sway::backend::build::{BackendBuilder, BuildError, embedding_folder};
+use weightloom::sway::backend::build::{BackendBuilder, BuildError, Programs, embedding_folder};
 use weightloom::sway::{Backend, Suite};
 
 use super::super::failure::Failure;
@@ -9,25 +10,69 @@ use super::super::hub::{Downloads, HubArgs};
 use super::super::output::Output;
 use super::super::progress::Progress;
 
+/// Where the models of a suite come from, and what the suite may do.
+#[derive(Args, Clone)]
+pub(in crate::cli) struct BackendArgs {
+    #[command(flatten)]
+    hub: HubArgs,
+
+    /// Start the programs that the suite names with `kind: custom`; read them first.
+    #[arg(long)]
+    allow_programs: bool,
+}
+
+impl BackendArgs {
+    /// Options of suites that name no programs.
+    pub(in crate::cli) fn local(hub: &HubArgs) -> Self {
+        Self { hub: hub.clone(), allow_programs: false }
+    }
+
+    /// The options of a command whose flag is its own.
+    pub(in crate::cli) fn new(hub: &HubArgs, programs: Programs) -> Self {
+        Self { hub: hub.clone(), allow_programs: programs == Programs::Allow }
+    }
+
+    pub(in crate::cli) fn hub(&self) -> Result<Hub, Failure> {
+        self.hub.hub()
+    }
+
+    fn programs(&self) -> Programs {
+        if self.allow_programs { Programs::Allow } else { Programs::Deny }
+    }
+}
+
 /// Builds the backend of a suite. Checks files; weights are loaded with the first
 /// question.
 pub(in crate::cli) fn build(
     suite: &Suite,
-    hub: &HubArgs,
+    args: &BackendArgs,
     output: Output,
 ) -> Result<Box<dyn Backend>, Failure> {
-    let hub = hub.hub()?;
+    let hub = args.hub()?;
     let downloads = Downloads::new(output);
     let variable = |name: &str| std::env::var(name).ok();
     let progress = Progress::new(output);
-    BackendBuilder::new(&hub, &downloads, &variable).build_suite(suite, &progress).map_err(failed)
+    let mut builder = BackendBuilder::new(&hub, &downloads, &variable);
+    builder.programs = args.programs();
+    builder.build_suite(suite, &progress).map_err(failed)
 }
 
 /// Checks that the models of a suite exist, without fetching or loading any.
-pub(super) fn check(suite: &Suite, hub: &Hub) -> Result<(), Failure> {
+pub(super) fn check(suite: &Suite, args: &BackendArgs) -> Result<(), Failure> {
+    let hub = args.hub()?;
     let variable = |name: &str| std::env::var(name).ok();
     embedding_folder(suite).map_err(failed)?;
-    BackendBuilder::new(hub, &(), &variable).check(&suite.plan).map_err(failed)
+    let mut builder = BackendBuilder::new(&hub, &(), &variable);
+    builder.programs = args.programs();
+    builder.check(&suite.plan).map_err(failed)
+}
+
+/// Checks that the programs of a suite may be started.
+pub(in crate::cli) fn check_programs(suite: &Suite, args: &BackendArgs) -> Result<(), Failure> {
+    let hub = args.hub()?;
+    let mut builder = BackendBuilder::new(&hub, &(), &|_| None);
+    builder.programs = args.programs();
+    builder.check_programs(&suite.plan).map_err(failed)
 }
 
 fn failed(error: BuildError) -> Failure {

@@ -14,7 +14,7 @@ use super::super::failure::Failure;
 use super::super::hub::{ArgumentError, HubArgs};
 use super::super::located::{OpenedModel, locate_checkpoint, location_text, note};
 use super::super::output::Output;
-use super::backend::build;
+use super::backend::{BackendArgs, build};
 use super::files::text_of;
 use super::judge_args::statistics;
 use super::session::{CacheUse, prepare, run as run_suite};
@@ -61,7 +61,7 @@ pub(super) fn run(args: &CheckArgs, output: Output) -> Result<ExitCode, Failure>
     let variable = |name: &str| std::env::var(name).ok();
     let suite = check.suite(&variable).map_err(|error| Failure::user(&error))?;
     let mut prepared = prepare(suite, None)?;
-    let mut backend = build(&prepared.suite, &args.hub, output)?;
+    let mut backend = build(&prepared.suite, &BackendArgs::local(&args.hub), output)?;
     let options = JudgeOptions { cache: CacheUse::Cached.folder(&mut prepared), ..JudgeOptions::default() };
     let report = run_suite(&prepared, &mut *backend, &options, output)?;
     let light = Light::of(&report);

@@ -10,10 +10,9 @@ use weightloom::sway::suite::{SuiteOverrides, TunedSide};
 use weightloom::sway::{Backend, JudgeOptions, PreparedSuite, ProbeVerdict, Report, Statistics};
 
 use super::super::failure::Failure;
-use super::super::hub::HubArgs;
 use super::super::located::{locate_checkpoint, location_text};
 use super::super::output::Output;
-use super::backend::build;
+use super::backend::{BackendArgs, build};
 use super::compare::{RegressionArgs, comparison_text};
 use super::judge_args::{read_suite, statistics};
 use super::session::{CacheUse, prepare, run as run_suite};
@@ -44,7 +43,7 @@ pub(in crate::cli) struct DiffArgs {
     regression: RegressionArgs,
 
     #[command(flatten)]
-    hub: HubArgs,
+    backend: BackendArgs,
 }
 
 pub(super) fn run(args: &DiffArgs, output: Output) -> Result<ExitCode, Failure> {
@@ -78,7 +77,7 @@ fn prepared(
     name: &str,
     output: Output,
 ) -> Result<(PreparedSuite, Box<dyn Backend>), Failure> {
-    let hub = args.hub.hub()?;
+    let hub = args.backend.hub()?;
     let overrides = SuiteOverrides {
         statistics: args.statistics,
         tuned: Some(side(&hub, name, output)?),
@@ -86,7 +85,7 @@ fn prepared(
     };
     let suite = read_suite(&args.spec, &overrides, &hub, output)?;
     let prepared = prepare(suite, args.weights.as_deref())?;
-    let backend = build(&prepared.suite, &args.hub, output)?;
+    let backend = build(&prepared.suite, &args.backend, output)?;
     Ok((prepared, backend))
 }
 

@@ -16,10 +16,10 @@ use weightloom::sway::suite::SuiteOverrides;
 use weightloom::sway::{BackendError, JudgeOptions, LocatedModels, PreparedSuite, Report, Statistics, Suite};
 
 use super::super::failure::Failure;
-use super::super::hub::{ArgumentError, HubArgs};
+use super::super::hub::ArgumentError;
 use super::super::located::note;
 use super::super::output::{Format, Output, counted, table};
-use super::backend::{build, check};
+use super::backend::{BackendArgs, build, check};
 use super::files::{check_target, put};
 use super::session::{CacheUse, prepare, run};
 
@@ -75,7 +75,7 @@ pub(super) struct JudgeArgs {
     ranks: Option<usize>,
 
     #[command(flatten)]
-    hub: HubArgs,
+    backend: BackendArgs,
 }
 
 /// Parses `--statistics`.
@@ -119,7 +119,7 @@ impl JudgeArgs {
     }
 
     pub(super) fn hub(&self) -> Result<Hub, Failure> {
-        self.hub.hub()
+        self.backend.hub()
     }
 
     pub(super) fn prepare(&self, file: &Path, output: Output) -> Result<PreparedSuite, Failure> {
@@ -137,7 +137,7 @@ impl JudgeArgs {
     /// Checks everything that can be checked without loading a model.
     pub(super) fn dry_run(&self, prepared: &PreparedSuite, output: Output) -> Result<ExitCode, Failure> {
         self.check(prepared)?;
-        check(&prepared.suite, &self.hub()?)?;
+        check(&prepared.suite, &self.backend)?;
         show_dry_run(prepared, output)
     }
 
@@ -158,16 +158,16 @@ impl JudgeArgs {
             ..JudgeOptions::default()
         };
         if launch == (Launch::Threads { ranks: 1 }) {
-            let mut backend = build(&prepared.suite, &self.hub, output)?;
+            let mut backend = build(&prepared.suite, &self.backend, output)?;
             return run(&prepared, &mut *backend, &options, output).map(Some);
         }
         let on_rank = |gang: Arc<dyn Gang>| {
             let failed = |error: BackendError| Failure::operational_with_hint(&error);
             if gang.rank() > 0 {
-                let mut backend = build(&prepared.suite, &self.hub, output.quiet())?;
+                let mut backend = build(&prepared.suite, &self.backend, output.quiet())?;
                 return follow(&mut *backend, &*gang).map(|()| None).map_err(failed);
             }
-            let mut backend = RankedBackend::new(build(&prepared.suite, &self.hub, output)?, gang);
+            let mut backend = RankedBackend::new(build(&prepared.suite, &self.backend, output)?, gang);
             let report = run(&prepared, &mut backend, &options, output);
             backend.finish().map_err(failed)?;
             report.map(Some)

@@ -16,7 +16,7 @@ use weightloom::sway::quick_check::base_of;
 use super::super::failure::Failure;
 use super::super::hub::{ArgumentError, HubArgs};
 use super::super::output::{Output, counted, table};
-use super::backend::build;
+use super::backend::{BackendArgs, build};
 use super::files::{TargetError, check_target, put, relative_to};
 use super::interruption::Interruption;
 use super::pack::cached;
@@ -91,7 +91,7 @@ pub(super) fn run(args: &MineArgs, output: Output) -> Result<ExitCode, Failure> 
     let left_out = data.prompts.len().saturating_sub(args.limit);
     data.prompts.truncate(args.limit);
     let suite = suite(&base, &adapter)?;
-    let mut backend = build(&suite, &args.hub, output)?;
+    let mut backend = build(&suite, &BackendArgs::local(&args.hub), output)?;
     let mut cache = cache_folder().and_then(|folder| cached(&*backend, &folder));
     let mined = {
         let mut progress = SuiteProgress::new(output);

@@ -14,10 +14,10 @@ use weightloom::sway::suite::{LocalModel, Plan, PlannedModel, SuiteOverrides};
 use weightloom::sway::{Backend, JudgeOptions, Suite};
 
 use super::super::failure::Failure;
-use super::super::hub::{Downloads, HubArgs};
+use super::super::hub::Downloads;
 use super::super::output::{Output, bytes, counted};
 use super::super::progress::Progress;
-use super::backend::build;
+use super::backend::{BackendArgs, build};
 use super::files::{TargetError, check_target, put_bytes, text_of};
 use super::judge_args::read_suite;
 use super::session::{CacheUse, prepare, run as run_suite};
@@ -37,7 +37,7 @@ pub(in crate::cli) struct PackArgs {
     overwrite: bool,
 
     #[command(flatten)]
-    hub: HubArgs,
+    backend: BackendArgs,
 }
 
 #[derive(Serialize)]
@@ -57,7 +57,7 @@ pub(super) fn run(args: &PackArgs, output: Output) -> Result<ExitCode, Failure> 
     check_target(&out)?;
     let text = text_of(&args.spec)?;
     let mut prepared =
-        prepare(read_suite(&args.spec, &SuiteOverrides::default(), &args.hub.hub()?, output)?, None)?;
+        prepare(read_suite(&args.spec, &SuiteOverrides::default(), &args.backend.hub()?, output)?, None)?;
     let document = match &prepared.suite.source {
         Some(file) if prepared.document.is_some() => {
             let read = std::fs::read(file).map_err(FileError::while_trying_to("read", file));
@@ -65,13 +65,13 @@ pub(super) fn run(args: &PackArgs, output: Output) -> Result<ExitCode, Failure> 
         }
         _ => None,
     };
-    let mut backend = build(&prepared.suite, &args.hub, output)?;
+    let mut backend = build(&prepared.suite, &args.backend, output)?;
     let folder = CacheUse::Cached.folder(&mut prepared);
     // Fills the cache, with progress and resumption.
     let options = JudgeOptions { cache: folder.clone(), ..JudgeOptions::default() };
     run_suite(&prepared, &mut *backend, &options, output)?;
     let cache = folder.and_then(|folder| cached(&*backend, &folder));
-    let fingerprints = fingerprints(&prepared.suite, &args.hub, output)?;
+    let fingerprints = fingerprints(&prepared.suite, &args.backend, output)?;
     let packing = Packing { prepared: &prepared, text, document, fingerprints };
     let archive = Archive::pack(packing, Recording::new(&mut *backend, cache)).map_err(failed)?;
     let packed = archive.to_bytes().map_err(failed)?;
@@ -104,8 +104,12 @@ pub(super) fn cached(backend: &dyn Backend, folder: &std::path::Path) -> Option<
 }
 
 /// Fingerprints of the models that this program loads.
-fn fingerprints(suite: &Suite, hub: &HubArgs, output: Output) -> Result<BTreeMap<String, String>, Failure> {
-    let hub = hub.hub()?;
+fn fingerprints(
+    suite: &Suite,
+    args: &BackendArgs,
+    output: Output,
+) -> Result<BTreeMap<String, String>, Failure> {
+    let hub = args.hub()?;
     let (downloads, progress) = (Downloads::new(output), Progress::new(output));
     let of_model = |name: &str| -> Result<String, Failure> {
         let model = hub.open(name, &downloads)?;

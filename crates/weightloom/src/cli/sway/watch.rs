@@ -17,10 +17,10 @@ use weightloom::sway::{Decision, JudgeError, JudgeOptions, Report, Suite, judge}
 use weightloom::train::is_running;
 
 use super::super::failure::Failure;
-use super::super::hub::{ArgumentError, HubArgs};
+use super::super::hub::ArgumentError;
 use super::super::output::Output;
 use super::super::train::stop_signal;
-use super::backend::build;
+use super::backend::{BackendArgs, build};
 use super::diff::side;
 use super::judge_args::read_suite;
 use super::progress::SuiteProgress;
@@ -44,7 +44,7 @@ pub(in crate::cli) struct WatchArgs {
     interval: f64,
 
     #[command(flatten)]
-    hub: HubArgs,
+    backend: BackendArgs,
 }
 
 /// The line of a checkpoint.
@@ -125,7 +125,10 @@ pub(super) fn run(args: &WatchArgs, output: Output) -> Result<ExitCode, Failure>
                     CheckpointLine::Failed { step: saved.step, checkpoint: saved.path, error }
                 }
             };
-            output.line(&line, CheckpointLine::text).map_err(|error| Failure::operational(&error))?;
+            if output.line(&line, CheckpointLine::text).is_err() {
+                // Nobody reads on. An error other than that is reported at the end of the program.
+                return Ok(exit);
+            }
         }
         if stop.load(Ordering::Relaxed) || !running {
             return Ok(exit);
@@ -156,11 +159,11 @@ fn report(
     stop: &Arc<AtomicBool>,
     output: Output,
 ) -> Result<Report, Unjudged> {
-    let hub = args.hub.hub()?;
+    let hub = args.backend.hub()?;
     let tuned = side(&hub, &checkpoint.display().to_string(), output.quiet())?;
     let overrides = SuiteOverrides { tuned: Some(tuned), ..SuiteOverrides::default() };
     let mut prepared = prepare(read_suite(&args.suite, &overrides, &hub, output.quiet())?, None)?;
-    let mut backend = build(&prepared.suite, &args.hub, output)?;
+    let mut backend = build(&prepared.suite, &args.backend, output)?;
     let options = JudgeOptions {
         cache: CacheUse::Cached.folder(&mut prepared),
         cancel: CancelFlag::from(Arc::clone(stop)),

@@ -10,9 +10,9 @@ use weightloom::train::callback::{EvalMetrics, Evaluator, TrainerState};
 use weightloom::train::config::Config;
 
 use super::super::failure::Failure;
-use super::super::hub::{ArgumentError, HubArgs};
+use super::super::hub::ArgumentError;
 use super::super::output::Output;
-use super::super::sway::{build, failure, prepare};
+use super::super::sway::{BackendArgs, build, check_programs, failure, prepare};
 
 /// The name of the suite in messages.
 const NAME: &str = "train.eval.sway";
@@ -22,7 +22,7 @@ pub(super) struct SwayEvaluator {
     suite: SuiteSource,
     base: String,
     trained: Trained,
-    hub: HubArgs,
+    backend: BackendArgs,
     output: Output,
 }
 
@@ -61,7 +61,11 @@ enum Trained {
 impl SwayEvaluator {
     /// The evaluator of a run with a suite. Fails on errors in the suite, before
     /// any training.
-    pub(super) fn new(config: &Config, hub: &HubArgs, output: Output) -> Result<Option<Self>, Failure> {
+    pub(super) fn new(
+        config: &Config,
+        backend: &BackendArgs,
+        output: Output,
+    ) -> Result<Option<Self>, Failure> {
         let Some(suite) = &config.train.eval.sway else { return Ok(None) };
         let Some(base) = config.model.weights_path.clone() else {
             let fact = format!("`{NAME}` is set, but the run has no initial weights to compare with");
@@ -70,8 +74,9 @@ impl SwayEvaluator {
         };
         let suite = SuiteSource::of(suite)?;
         let trained = if config.model.lora.is_some() { Trained::Adapter } else { Trained::Model };
-        let evaluator = Self { suite, base, trained, hub: hub.clone(), output };
-        evaluator.prepare_suite(Path::new("checkpoint"))?;
+        let evaluator = Self { suite, base, trained, backend: backend.clone(), output };
+        let prepared = evaluator.prepare_suite(Path::new("checkpoint"))?;
+        check_programs(&prepared.suite, backend)?;
         Ok(Some(evaluator))
     }
 
@@ -93,7 +98,7 @@ impl SwayEvaluator {
 
     fn report(&self, checkpoint: &Path) -> Result<Report, Failure> {
         let prepared = self.prepare_suite(checkpoint)?;
-        let mut backend = build(&prepared.suite, &self.hub, self.output.quiet())?;
+        let mut backend = build(&prepared.suite, &self.backend, self.output.quiet())?;
         judge(&prepared, &mut *backend, &JudgeOptions::default(), &mut ()).map_err(failure)
     }
 

@@ -139,6 +139,13 @@ fn a_dry_run_shows_the_account() {
     let report = place.json(&dry);
     check_sums(&report["data"]["order"]["summary"]);
     assert_eq!(report["trainable_parameters"], report["parameters"]);
+    let trained = |targets: &str| {
+        let lora = format!("model.lora={{target_modules: {targets}}}");
+        place.json(&[&dry[..], &[lora.as_str()]].concat())["trainable_parameters"].as_u64().unwrap()
+    };
+    let named = trained("[q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]");
+    assert!(named > 0);
+    assert_eq!(trained("all-linear"), named);
     let text = place.run(&["train", "run.yaml", "--dry-run", "data.paths=[chats]", "data.max_seq_len=60"]);
     assert!(text.contains("The data cannot be used: cannot train on 3 of 10 documents"), "{text}");
 }

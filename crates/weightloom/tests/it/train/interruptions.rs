@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::place::{Place, ended, is_tidy};
+use super::place::{Place, ended, is_tidy, stopped};
 
 const STEPS: u64 = 40;
 
@@ -18,10 +18,10 @@ const LONG: [&str; 4] = [
 ];
 
 /// Numbers that look random and are the same each time.
-struct Dice(u64);
+pub struct Dice(pub u64);
 
 impl Dice {
-    fn below(&mut self, limit: u64) -> u64 {
+    pub fn below(&mut self, limit: u64) -> u64 {
         // Steele, Lea and Flood's SplitMix.
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -123,7 +123,7 @@ fn survives(kills: u64, more: &[&str]) {
     assert!(is_tidy(&place.path("out/checkpoints")));
 }
 
-fn signal(child: &Child, name: &str) {
+pub fn signal(child: &Child, name: &str) {
     let sent = std::process::Command::new("sh")
         .args(["-c", &format!("kill -s {name} {}", child.id())])
         .status()
@@ -133,9 +133,9 @@ fn signal(child: &Child, name: &str) {
 
 #[test]
 fn a_run_that_is_told_to_stop_saves_and_goes_on_later() {
-    // So many that none is done before it is told.
-    const MANY: u64 = 300;
-    for (name, ranks) in [("TERM", "1"), ("INT", "1"), ("TERM", "2")] {
+    // So many that the run does not end before the signal arrives, on a busy machine too.
+    const MANY: u64 = 2000;
+    for (name, ranks) in [("TERM", "1"), ("INT", "1"), ("HUP", "1"), ("USR1", "1"), ("TERM", "2")] {
         let place = Place::new();
         // No checkpoint is due, so that it is the signal that makes one.
         let steps = format!("train.max_steps={MANY}");
@@ -144,8 +144,7 @@ fn a_run_that_is_told_to_stop_saves_and_goes_on_later() {
         let mut child = start(&place, &more);
         wait_for(&mut child, 3);
         signal(&child, name);
-        let end = ended(&child.wait_with_output().unwrap());
-        assert_eq!(end["end"], "stopped", "{end}");
+        let end = stopped(&child.wait_with_output().unwrap());
         let step = end["step"].as_u64().unwrap();
         assert!((3..MANY).contains(&step), "{end}");
         assert_eq!(steps_there(&place), [step]);
@@ -172,9 +171,44 @@ fn a_stopped_run_says_so() {
     signal(&child, "INT");
     let output = child.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(75), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.contains("stopped at step"), "{text}");
     assert!(text.contains("run the same command again to resume"), "{text}");
+}
+
+/// Schedulers announce the end of an allocation with one signal, and send others while
+/// the run is saving.
+#[test]
+fn signals_that_follow_do_not_end_a_save() {
+    let place = Place::new();
+    let mut child = start(&place, &["train.max_steps=100000"]);
+    wait_for(&mut child, 3);
+    for name in ["USR1", "TERM", "HUP", "TERM"] {
+        signal(&child, name);
+    }
+    let step = stopped(&child.wait_with_output().unwrap())["step"].as_u64().unwrap();
+    assert_eq!(steps_there(&place).last(), Some(&step));
+}
+
+/// That is what nohup is for.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_run_that_ignores_the_terminal_outlives_it() {
+    let place = Place::new();
+    let command = place.plain_command();
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", "trap '' HUP; exec \"$@\"", "sh"]).arg(command.get_program());
+    shell.args(["--json", "train", "run.yaml", "train.max_steps=100000"]).current_dir(place.path(""));
+    let mut child = shell.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(lines.by_ref().take(4).count(), 4);
+    signal(&child, "HUP");
+    // It would have ended long before.
+    assert_eq!(lines.by_ref().take(40).count(), 40);
+    signal(&child, "TERM");
+    let last = lines.last().unwrap().unwrap();
+    assert!(last.contains("\"end\":\"stopped\""), "{last}");
+    assert_eq!(child.wait().unwrap().code(), Some(75));
 }
 
 /// Two runs in one folder would ruin each other.
@@ -190,5 +224,5 @@ fn a_folder_with_a_run_under_way_is_left_alone() {
         "{second}"
     );
     signal(&first, "TERM");
-    assert_eq!(ended(&first.wait_with_output().unwrap())["end"], "stopped");
+    stopped(&first.wait_with_output().unwrap());
 }

@@ -2,11 +2,13 @@
 //! and runs that never begin.
 
 mod accounts;
+#[cfg(unix)]
+mod bad_days;
 mod changes;
 mod chats;
 mod files;
 #[cfg(unix)]
-mod interruptions;
+pub mod interruptions;
 mod kinds;
 mod lives;
 mod meshes;

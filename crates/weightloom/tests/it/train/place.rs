@@ -191,6 +191,17 @@ pub fn ended(output: &Output) -> Value {
     serde_json::from_str(text.lines().last().unwrap()).unwrap()
 }
 
+/// How a run of `train --json` that a signal ended says so: by its last line, and by
+/// exit code 75.
+pub fn stopped(output: &Output) -> Value {
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(75), "{text}{errors}");
+    let end: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    assert_eq!(end["end"], "stopped", "{end}");
+    end
+}
+
 fn succeeded(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));

@@ -129,10 +129,11 @@ impl Pupil {
         });
     }
 
-    /// The document, and the common language backwards.
+    /// The document, and the common language backwards. Takes longer than either
+    /// alone: at first the wrong language has nearly all of the gradient.
     fn study_and_unlearn(&self) {
         let wrong = Habits::wrong(&mut Pcg64::new(self.seed));
-        self.tuned(4, Effort { steps: 60, rows: 16 }, &|generator| {
+        self.tuned(4, Effort { steps: 200, rows: 16 }, &|generator| {
             let habits = if generator.below(2) == 0 { &wrong } else { &self.document.habits };
             padded(generator, |length, generator| habits.words(length, generator))
         });
@@ -190,18 +191,32 @@ struct Tally {
     claims: u64,
     /// How often each headline was printed.
     labels: BTreeMap<&'static str, u64>,
+    /// The evidence of the first run with each headline.
+    examples: BTreeMap<&'static str, String>,
+    /// The lowest gain of the document in any run, as a share of its loss.
+    least_gain: f64,
 }
 
 impl Tally {
     /// Runs a case.
     fn of(case: &'static str, make: impl Fn(&mut Pupil)) -> Self {
-        let mut tally = Self { case, verdicts: BTreeMap::new(), claims: 0, labels: BTreeMap::new() };
+        let mut tally = Self {
+            case,
+            verdicts: BTreeMap::new(),
+            claims: 0,
+            labels: BTreeMap::new(),
+            examples: BTreeMap::new(),
+            least_gain: f64::INFINITY,
+        };
         for number in 0..runs() {
             let mut pupil = Pupil::new(case, number);
             make(&mut pupil);
             let judged = pupil.judged();
             tally.claims += u64::from(judged.claims());
             *tally.labels.entry(judged.label()).or_default() += 1;
+            tally.least_gain = tally.least_gain.min(judged.gain());
+            let example = || format!("run {number}: {}", judged.evidence());
+            tally.examples.entry(judged.label()).or_insert_with(example);
             for record in &judged.0 {
                 // A damaged model may generate no text, which has no style.
                 let odd = match record.verdict {
@@ -221,8 +236,10 @@ impl Tally {
     #[allow(clippy::print_stdout, reason = "the result, for those who ask for many runs")]
     fn print(&self) {
         println!("{}: {} of {} suites claim a change", self.case, self.claims, runs());
+        println!("    least gain of the document: {:.1} % of its loss", 100.0 * self.least_gain);
         for (label, count) in &self.labels {
             println!("    {count} × {label}");
+            println!("        {}", self.examples[label]);
         }
         for (name, verdicts) in &self.verdicts {
             let counts: Vec<String> =
@@ -246,6 +263,11 @@ impl Tally {
     fn reads(&self, labels: &[&str]) {
         let right: u64 = labels.iter().filter_map(|label| self.labels.get(label)).sum();
         assert!(right >= most(), "{}: {:?}, expected {labels:?}", self.case, self.labels);
+    }
+
+    /// Asserts that every run of the case did teach the document.
+    fn taught(&self) {
+        assert!(self.least_gain > 0.01, "{}: a run gained only {}", self.case, self.least_gain);
     }
 
     /// Asserts that no headline is one of these.
@@ -300,6 +322,7 @@ fn noise_is_rarely_claimed() {
 #[test]
 fn good_fine_tuning_is_found_and_passes() {
     let tally = Tally::of("study", |pupil| pupil.study());
+    tally.taught();
     assert!(tally.claims >= most(), "{} of {}", tally.claims, runs());
     tally.rarely_fails(&["recited", "faded", "neutral", "knowledge"]);
     // Weak probes of a tiny model may fail; the answers are the same.
@@ -335,9 +358,8 @@ fn harm_to_neutral_text_fails() {
 #[test]
 fn learning_at_the_cost_of_knowledge_is_damage() {
     let tally = Tally::of("learned and damaged", |pupil| pupil.study_and_unlearn());
+    tally.taught();
     tally.fails("neutral");
-    // The damage is always named. Learning is often undecided here: noise of the
-    // size of such an adapter destroys so much that little is beyond it.
-    tally.reads(&["learned, and damaged", "damaged", "damaged, and nothing learned"]);
+    tally.reads(&["learned, and damaged"]);
     tally.never_reads("healthy");
 }

@@ -148,6 +148,19 @@ impl Judged {
         Verdict::of(&self.0).label()
     }
 
+    /// The share of the document's loss that was removed.
+    pub fn gain(&self) -> f64 {
+        let sections = self.0.iter().find(|record| record.name == "sections");
+        sections.and_then(|record| record.raw).unwrap_or(f64::NAN)
+    }
+
+    /// What the verdict is based on.
+    pub fn evidence(&self) -> String {
+        let verdict = Verdict::of(&self.0);
+        let questions = verdict.questions().into_iter().flat_map(|asked| &asked.conclusion.evidence);
+        questions.cloned().collect::<Vec<_>>().join("\n        ")
+    }
+
     /// Whether the suite claims a change.
     pub fn claims(&self) -> bool {
         let claims = |record: &Record| !HARMLESS.contains(&record.name.as_str());

@@ -1,0 +1,44 @@
+//! What a run survives, and its user should know.
+
+use std::fmt;
+
+/// Something that went wrong without ending the run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[allow(missing_docs)]
+pub enum Warning {
+    /// A checkpoint is damaged; the run resumes from an older one, and keeps the
+    /// damaged one under another name.
+    DamagedCheckpoint { path: String, reason: String, kept_as: String },
+    /// A folder with the name of a checkpoint is empty. It is removed.
+    EmptyCheckpoint { path: String },
+    /// A metric sink cannot be written. The run continues without its records.
+    Metrics { reason: String },
+    /// The checkpoints that the run keeps may not fit on the disk.
+    FreeSpace { path: String, free: u64, checkpoint: u64, kept: u64 },
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DamagedCheckpoint { path, reason, kept_as } => {
+                write!(f, "cannot resume from `{path}`: {reason}; kept as `{kept_as}`")
+            }
+            Self::EmptyCheckpoint { path } => write!(f, "removed `{path}`: the folder was empty"),
+            Self::Metrics { reason } => {
+                write!(f, "metrics are incomplete: {reason}; the run continues")
+            }
+            Self::FreeSpace { path, free, checkpoint, kept } => write!(
+                f,
+                "`{path}` has {} free, but the run keeps up to {kept} checkpoints of {}",
+                mebibytes(*free),
+                mebibytes(*checkpoint)
+            ),
+        }
+    }
+}
+
+/// A size for messages.
+pub(crate) fn mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}

@@ -1,0 +1,6 @@
+//! See `suite` in `fuzz/src/judging.rs`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+    weightloom_fuzz::judging::suite(input);
+});
