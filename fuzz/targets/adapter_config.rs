@@ -1,6 +1,4 @@
-//! See `adapter_config` in `crates/hub/tests/it/probe.rs`.
+//! See `adapter_config` in `fuzz/src/lib.rs`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    weightloom_fuzz::hub_probe::adapter_config(input);
-});
+weightloom_fuzz::fuzz!("adapter_config");

@@ -1,6 +1,4 @@
-//! See `card` in `crates/hub/tests/it/probe.rs`.
+//! See `card` in `fuzz/src/lib.rs`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    weightloom_fuzz::hub_probe::card(input);
-});
+weightloom_fuzz::fuzz!("card");

@@ -1,6 +1,4 @@
-//! See `chat` in `fuzz/src/requests.rs`.
+//! See `chat_request` in `fuzz/src/lib.rs`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    weightloom_fuzz::requests::chat(input);
-});
+weightloom_fuzz::fuzz!("chat_request");

@@ -1,8 +1,4 @@
-//! See `chat_template` in `crates/hub/tests/it/probe.rs`.
+//! See `chat_template` in `fuzz/src/lib.rs`.
 #![no_main]
 
-// The hook of libFuzzer aborts at panics that the hub turns into errors. Others
-// still end the run.
-libfuzzer_sys::fuzz_target!(init: std::panic::set_hook(Box::new(|_| {})), |input: &[u8]| {
-    weightloom_fuzz::hub_probe::chat_template(input);
-});
+weightloom_fuzz::fuzz!("chat_template");

@@ -1,6 +1,4 @@
-//! See `completion` in `fuzz/src/requests.rs`.
+//! See `completion_request` in `fuzz/src/lib.rs`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    weightloom_fuzz::requests::completion(input);
-});
+weightloom_fuzz::fuzz!("completion_request");

@@ -1,6 +1,4 @@
-//! See `consolidated` in `crates/checkpoint/tests/probe`.
+//! See `consolidated` in `fuzz/src/lib.rs`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let _ = weightloom_fuzz::probe::consolidated(input);
-});
+weightloom_fuzz::fuzz!("consolidated");

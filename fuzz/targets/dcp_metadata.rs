@@ -1,6 +1,4 @@
-//! See `dcp_metadata` in `crates/checkpoint/tests/probe`.
+//! See `dcp_metadata` in `fuzz/src/lib.rs`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let _ = weightloom_fuzz::probe::dcp_metadata(input);
-});
+weightloom_fuzz::fuzz!("dcp_metadata");

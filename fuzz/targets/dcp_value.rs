@@ -1,6 +1,4 @@
-//! See `dcp_value` in `crates/checkpoint/tests/probe`.
+//! See `dcp_value` in `fuzz/src/lib.rs`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let _ = weightloom_fuzz::probe::dcp_value(input);
-});
+weightloom_fuzz::fuzz!("dcp_value");

@@ -1,6 +1,4 @@
-//! See `folder_index` in `crates/checkpoint/tests/probe`.
+//! See `folder_index` in `fuzz/src/lib.rs`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let _ = weightloom_fuzz::probe::folder_index(input);
-});
+weightloom_fuzz::fuzz!("folder_index");

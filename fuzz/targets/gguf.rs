@@ -1,6 +1,4 @@
-//! See `gguf` in `crates/checkpoint/tests/probe`.
+//! See `gguf` in `fuzz/src/lib.rs`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let _ = weightloom_fuzz::probe::gguf(input);
-});
+weightloom_fuzz::fuzz!("gguf");

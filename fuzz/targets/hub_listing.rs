@@ -1,6 +1,4 @@
-//! See `hub_listing` in `crates/hub/tests/it/probe.rs`.
+//! See `hub_listing` in `fuzz/src/lib.rs`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    weightloom_fuzz::hub_probe::hub_listing(input);
-});
+weightloom_fuzz::fuzz!("hub_listing");

@@ -1,6 +1,4 @@
-//! See `manifest` in `crates/checkpoint/tests/probe`.
+//! See `manifest` in `fuzz/src/lib.rs`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let _ = weightloom_fuzz::probe::manifest(input);
-});
+weightloom_fuzz::fuzz!("manifest");

@@ -1,6 +1,4 @@
-//! See `mlx_config` in `crates/checkpoint/tests/probe`.
+//! See `mlx_config` in `fuzz/src/lib.rs`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let _ = weightloom_fuzz::probe::mlx_config(input);
-});
+weightloom_fuzz::fuzz!("mlx_config");

@@ -1,6 +1,4 @@
-//! See `model_config` in `crates/models/tests/it/probe.rs`.
+//! See `model_config` in `fuzz/src/lib.rs`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    weightloom_fuzz::models_probe::model_config(input);
-});
+weightloom_fuzz::fuzz!("model_config");

@@ -1,6 +1,4 @@
-//! See `npy_header` in `crates/checkpoint/tests/probe`.
+//! See `npy_header` in `fuzz/src/lib.rs`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let _ = weightloom_fuzz::probe::npy_header(input);
-});
+weightloom_fuzz::fuzz!("npy_header");

@@ -1,6 +1,4 @@
-//! See `peft_config` in `crates/checkpoint/tests/probe`.
+//! See `peft_config` in `fuzz/src/lib.rs`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let _ = weightloom_fuzz::probe::peft_config(input);
-});
+weightloom_fuzz::fuzz!("peft_config");

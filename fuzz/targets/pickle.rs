@@ -1,6 +1,4 @@
-//! See `pickle` in `crates/checkpoint/tests/probe`.
+//! See `pickle` in `fuzz/src/lib.rs`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let _ = weightloom_fuzz::probe::pickle(input);
-});
+weightloom_fuzz::fuzz!("pickle");

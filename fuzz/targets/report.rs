@@ -1,6 +1,4 @@
-//! See `report` in `fuzz/src/judging.rs`.
+//! See `report` in `fuzz/src/lib.rs`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    weightloom_fuzz::judging::report(input);
-});
+weightloom_fuzz::fuzz!("report");

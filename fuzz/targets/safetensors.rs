@@ -1,6 +1,4 @@
-//! See `safetensors` in `crates/checkpoint/tests/probe`.
+//! See `safetensors` in `fuzz/src/lib.rs`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let _ = weightloom_fuzz::probe::safetensors(input);
-});
+weightloom_fuzz::fuzz!("safetensors");

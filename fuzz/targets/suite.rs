@@ -1,6 +1,4 @@
-//! See `suite` in `fuzz/src/judging.rs`.
+//! See `suite` in `fuzz/src/lib.rs`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    weightloom_fuzz::judging::suite(input);
-});
+weightloom_fuzz::fuzz!("suite");

@@ -1,6 +1,4 @@
-//! See `torch` in `crates/checkpoint/tests/probe`.
+//! See `torch` in `fuzz/src/lib.rs`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let _ = weightloom_fuzz::probe::torch(input);
-});
+weightloom_fuzz::fuzz!("torch");

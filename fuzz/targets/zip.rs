@@ -1,6 +1,4 @@
-//! See `zip` in `crates/checkpoint/tests/probe`.
+//! See `zip` in `fuzz/src/lib.rs`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let _ = weightloom_fuzz::probe::zip(input);
-});
+weightloom_fuzz::fuzz!("zip");

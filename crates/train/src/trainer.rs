@@ -153,6 +153,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
     if config.train.eval.sway.is_some() && gang.rank() == 0 && evaluators.is_empty() {
         return Err(TrainError::NoEvaluator);
     }
+    checkpoints.check_no_other_run()?;
     let (resumed, mut built, restored) = loop {
         let resumed = checkpoints.find_resume_point()?;
         let restore = || -> Result<(Built, Option<Progress>), TrainError> {

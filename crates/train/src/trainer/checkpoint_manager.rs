@@ -11,6 +11,7 @@ use weightloom_gang::{Gang, GangExt};
 use weightloom_hub::cards::RunCards;
 
 use super::free_space::SpaceNeeded;
+use super::lock::is_running;
 use super::resume_point::{ResumePoint, one_line};
 use crate::checkpointing::{Progress, SaveMode};
 use crate::config::{CheckpointConfig, Config, Resume};
@@ -57,6 +58,17 @@ impl CheckpointManager {
             card_family: None,
             config,
         })
+    }
+
+    /// Fails if another run is in progress in the folder, whose checkpoints may change
+    /// at any time. The first rank looks, so that all ranks agree.
+    pub(super) fn check_no_other_run(&self) -> Result<(), TrainError> {
+        let folder = &self.config.output_dir;
+        let running = self.gang.rank() == 0 && is_running(Path::new(folder));
+        match self.gang.broadcast_object(Some(&running), 0)? {
+            true => Err(TrainError::InUse { folder: folder.clone() }),
+            false => Ok(()),
+        }
     }
 
     /// The checkpoint to resume from: the newest one that is intact. The first rank

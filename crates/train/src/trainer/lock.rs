@@ -6,6 +6,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::Path;
+use std::time::Duration;
 
 use weightloom_errors::FileError;
 
@@ -13,6 +14,10 @@ use crate::error::TrainError;
 
 /// The name of the locked file.
 const NAME: &str = ".lock";
+
+/// Attempts to take the lock, and the pause between them.
+const ATTEMPTS: usize = 10;
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// The lock, released on drop; `None` if the file system does not support locks.
 pub(super) struct FolderLock(#[allow(dead_code, reason = "held until dropped")] Option<File>);
@@ -22,10 +27,18 @@ pub(super) fn lock(folder: &Path) -> Result<FolderLock, TrainError> {
     let path = folder.join(NAME);
     let open = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
     let file = open.map_err(FileError::while_trying_to("open", &path))?;
-    match file.try_lock() {
-        Ok(()) => Ok(FolderLock(Some(file))),
-        Err(TryLockError::WouldBlock) => Err(TrainError::InUse { folder: folder.display().to_string() }),
-        Err(TryLockError::Error(_)) => Ok(FolderLock(None)),
+    let mut attempts = 0;
+    loop {
+        attempts += 1;
+        match file.try_lock() {
+            Ok(()) => return Ok(FolderLock(Some(file))),
+            // `is_running` of another process holds it for a moment.
+            Err(TryLockError::WouldBlock) if attempts < ATTEMPTS => std::thread::sleep(PAUSE),
+            Err(TryLockError::WouldBlock) => {
+                return Err(TrainError::InUse { folder: folder.display().to_string() });
+            }
+            Err(TryLockError::Error(_)) => return Ok(FolderLock(None)),
+        }
     }
 }
 

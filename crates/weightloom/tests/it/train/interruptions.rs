@@ -2,7 +2,7 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -217,12 +217,20 @@ fn a_folder_with_a_run_under_way_is_left_alone() {
     let place = Place::new();
     let mut first = start(&place, &["train.max_steps=100000"]);
     wait_for(&mut first, 2);
-    let second = place.run(&["train", "run.yaml"]);
-    assert!(second.contains("exit code 2"), "{second}");
-    assert!(
-        second.contains("error: another run is writing to `out`\nhint: wait until it has ended"),
-        "{second}"
-    );
+    let is_refused = || {
+        let second = place.run(&["train", "run.yaml"]);
+        assert!(second.contains("exit code 2"), "{second}");
+        let text = "error: another run is writing to `out`\nhint: wait until it has ended";
+        assert!(second.contains(text), "{second}");
+    };
+    is_refused();
+    // Also when there is a checkpoint, which the second run could not resume.
+    let started = Instant::now();
+    while steps_there(&place).is_empty() {
+        assert!(started.elapsed() < Duration::from_secs(60), "no checkpoint");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    is_refused();
     signal(&first, "TERM");
     stopped(&first.wait_with_output().unwrap());
 }

@@ -10,8 +10,11 @@ mod lesson;
 mod suite;
 
 use std::collections::BTreeMap;
+use std::num::NonZero;
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::thread::available_parallelism;
 
 use safetensors::SafeTensors;
 use safetensors::tensor::{TensorView, serialize_to_file};
@@ -183,6 +186,29 @@ fn runs() -> u64 {
     std::env::var("WEIGHTLOOM_VERDICT_RUNS").map_or(FEW, |runs| runs.parse().unwrap())
 }
 
+/// The runs of a case, by number. Many runs are shared out among all cores.
+fn all_runs(case: &str, make: &(impl Fn(&mut Pupil) + Sync)) -> BTreeMap<u64, Judged> {
+    let (next, done) = (AtomicU64::new(0), Mutex::new(BTreeMap::new()));
+    let work = || {
+        for number in std::iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed)) {
+            if number >= runs() {
+                return;
+            }
+            let mut pupil = Pupil::new(case, number);
+            make(&mut pupil);
+            let judged = pupil.judged();
+            done.lock().unwrap().insert(number, judged);
+        }
+    };
+    let workers = if runs() > FEW { available_parallelism().map_or(1, NonZero::get) } else { 1 };
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(work);
+        }
+    });
+    done.into_inner().unwrap()
+}
+
 /// How often each probe reached each verdict.
 struct Tally {
     case: &'static str,
@@ -199,7 +225,7 @@ struct Tally {
 
 impl Tally {
     /// Runs a case.
-    fn of(case: &'static str, make: impl Fn(&mut Pupil)) -> Self {
+    fn of(case: &'static str, make: impl Fn(&mut Pupil) + Sync) -> Self {
         let mut tally = Self {
             case,
             verdicts: BTreeMap::new(),
@@ -208,29 +234,30 @@ impl Tally {
             examples: BTreeMap::new(),
             least_gain: f64::INFINITY,
         };
-        for number in 0..runs() {
-            let mut pupil = Pupil::new(case, number);
-            make(&mut pupil);
-            let judged = pupil.judged();
-            tally.claims += u64::from(judged.claims());
-            *tally.labels.entry(judged.label()).or_default() += 1;
-            tally.least_gain = tally.least_gain.min(judged.gain());
-            let example = || format!("run {number}: {}", judged.evidence());
-            tally.examples.entry(judged.label()).or_insert_with(example);
-            for record in &judged.0 {
-                // A damaged model may generate no text, which has no style.
-                let odd = match record.verdict {
-                    ProbeVerdict::Skip => true,
-                    ProbeVerdict::Error => record.kind != "style_fingerprint",
-                    _ => false,
-                };
-                assert!(!odd, "{case} {number}: {} {}", record.name, record.message);
-                let verdicts = tally.verdicts.entry(record.name.clone()).or_default();
-                *verdicts.entry(record.verdict.to_string()).or_default() += 1;
-            }
+        for (number, judged) in all_runs(case, &make) {
+            tally.add(number, &judged);
         }
         tally.print();
         tally
+    }
+
+    fn add(&mut self, number: u64, judged: &Judged) {
+        self.claims += u64::from(judged.claims());
+        *self.labels.entry(judged.label()).or_default() += 1;
+        self.least_gain = self.least_gain.min(judged.gain());
+        let example = || format!("run {number}: {}", judged.evidence());
+        self.examples.entry(judged.label()).or_insert_with(example);
+        for record in &judged.0 {
+            // A damaged model may generate no text, which has no style.
+            let odd = match record.verdict {
+                ProbeVerdict::Skip => true,
+                ProbeVerdict::Error => record.kind != "style_fingerprint",
+                _ => false,
+            };
+            assert!(!odd, "{} {number}: {} {}", self.case, record.name, record.message);
+            let verdicts = self.verdicts.entry(record.name.clone()).or_default();
+            *verdicts.entry(record.verdict.to_string()).or_default() += 1;
+        }
     }
 
     #[allow(clippy::print_stdout, reason = "the result, for those who ask for many runs")]
