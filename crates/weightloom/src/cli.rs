@@ -1,5 +1,6 @@
 //! Command line: parsing and dispatch.
 
+mod byte_size;
 mod convert;
 mod data;
 mod diff;

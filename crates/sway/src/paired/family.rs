@@ -236,11 +236,17 @@ fn changed(
     Concluded { finding, p_value: Some(p), p_adjusted: Some(adjusted) }
 }
 
-/// The range of numbers, as in `0.010 to 0.034`.
+/// The range of numbers, as in `0.010 to 0.034`; with two significant digits where
+/// three decimals would show none.
 fn range(values: &[f64]) -> String {
     let low = values.iter().copied().fold(f64::INFINITY, f64::min);
     let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    format!("{low:.3} to {high:.3}")
+    let largest = low.abs().max(high.abs());
+    let decimals = match largest > 0.0 && largest < 0.01 {
+        true => (1.0 - largest.log10().floor()).min(12.0) as usize,
+        false => 3,
+    };
+    format!("{low:.decimals$} to {high:.decimals$}")
 }
 
 /// A change without a test: no noise, and no fallback.
@@ -306,6 +312,15 @@ mod tests {
             decided: None,
         };
         Draft { finding: Finding::skip("x"), claim: Claim::Change(change) }
+    }
+
+    #[test]
+    fn small_numbers_keep_their_digits() {
+        assert_eq!(range(&[0.034, 0.01]), "0.010 to 0.034");
+        assert_eq!(range(&[0.00002, 0.00087]), "0.00002 to 0.00087");
+        assert_eq!(range(&[-0.000_000_31, 0.0]), "-0.00000031 to 0.00000000");
+        assert_eq!(range(&[0.0, 0.0]), "0.000 to 0.000");
+        assert_eq!(range(&[9.629, 18.888]), "9.629 to 18.888");
     }
 
     #[test]

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::str::FromStr;
 
 use clap::{Args, ValueEnum, ValueHint};
 use globset::{Glob, GlobSet, GlobSetBuilder};
@@ -15,6 +14,7 @@ use weightloom::checkpoint::{
 use weightloom::errors::Hint;
 use weightloom::layout::{DType, UnknownDType};
 
+use super::byte_size::ByteSize;
 use super::failure::Failure;
 use super::folder_name::check_folder_name;
 use super::located::open_checkpoint;
@@ -41,7 +41,7 @@ pub(super) struct ConvertArgs {
 
     /// Maximum size of a model file, such as 5GB or 500MiB.
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_hint = ValueHint::Other)]
-    shard_size: Size,
+    shard_size: ByteSize,
 
     /// Convert the tensors below this prefix, and remove it from their names; '' converts
     /// everything [default: for hf and peft, that of the model in a nested training state].
@@ -75,35 +75,6 @@ pub(super) fn dtype(text: &str) -> Result<DType, String> {
         Some(hint) => format!("{error}; {hint}"),
         None => error.to_string(),
     })
-}
-
-/// A size in bytes.
-#[derive(Clone, Copy, Debug)]
-struct Size(u64);
-
-impl FromStr for Size {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-        let (number, unit) = text.split_at(digits);
-        let unit = match unit.trim().to_ascii_lowercase().as_str() {
-            "" | "b" => 1,
-            "kb" => 1000,
-            "mb" => 1_000_000,
-            "gb" => 1_000_000_000,
-            "kib" => 1 << 10,
-            "mib" => 1 << 20,
-            "gib" => 1 << 30,
-            _ => return Err(format!("invalid size `{text}`; use a form such as 500MB or 5GiB")),
-        };
-        let number: u64 =
-            number.parse().map_err(|_| format!("invalid size `{text}`; use a form such as 500MB or 5GiB"))?;
-        match number.checked_mul(unit) {
-            Some(0) | None => Err(format!("invalid file size `{text}`")),
-            Some(bytes) => Ok(Self(bytes)),
-        }
-    }
 }
 
 /// An invalid pattern, or one that matches nothing.

@@ -1,7 +1,5 @@
 //! `weightloom serve`.
 
-mod memory;
-
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
@@ -11,8 +9,9 @@ use serde_json::json;
 use weightloom::serve::{
     RequestObserver, RequestRecord, Secret, ServeError, ServeOptions, run as run_server, shutdown_signal,
 };
+use weightloom_machine::memory;
 
-use self::memory::MemorySize;
+use super::byte_size::ByteSize;
 use super::failure::Failure;
 use super::generate::RunArgs;
 use super::hub::ArgumentError;
@@ -50,7 +49,7 @@ pub(super) struct ServeArgs {
 
     /// Memory for keys, values and results, such as 8GiB [default: half of the available].
     #[arg(long, value_name = "SIZE", value_hint = ValueHint::Other)]
-    cache_memory: Option<MemorySize>,
+    cache_memory: Option<ByteSize>,
 
     /// Host name that requests may be for, besides the address; * for any; repeatable.
     #[arg(long, value_name = "NAME", value_hint = ValueHint::Other)]
@@ -93,7 +92,7 @@ pub(super) fn run(args: &ServeArgs, output: Output) -> Result<ExitCode, Failure>
     let model = args.run.open(&args.name, output)?;
     let generator = args.run.generator(&model, None, output)?;
     // Once the weights are loaded, so that they are not counted as available.
-    if let Some(bytes) = args.cache_memory.map(|size| size.bytes).or_else(memory::half_of_available) {
+    if let Some(bytes) = args.cache_memory.map(|size| size.0).or_else(half_of_available_memory) {
         options.max_cache_bytes = bytes;
     }
     let host = if args.host.contains(':') { format!("[{}]", args.host) } else { args.host.clone() };
@@ -149,6 +148,11 @@ fn line(record: &RequestRecord, output: Output) -> String {
         _ => String::new(),
     };
     format!("{} {} {status}{tokens}  {seconds:.3} s", record.method, record.path)
+}
+
+/// Half of the memory that this process may still use, if the system says.
+fn half_of_available_memory() -> Option<u64> {
+    memory().map(|memory| (memory.available / 2).max(1))
 }
 
 #[cfg(test)]
