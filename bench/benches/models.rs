@@ -79,17 +79,17 @@ fn ours(case: &str, folder: &Path, dtype: &str) {
                 .iter()
                 .map(|(_, value)| value.shape().volume() * dtype.size())
                 .sum();
-            let touched = touch(&loaded.decoder);
+            let touched = touch(&loaded.model);
             json!({"seconds": seconds, "touched": seconds + touched, "peak": peak_memory() - before, "weights": weights})
         }
         "rank" => rank(&model, begin),
         "score" => {
-            let decoder = model.load(&options, &()).expect("loaded").decoder;
+            let decoder = model.load(&options, &()).expect("loaded").model;
             let tokens = prompt(&decoder, 256);
             json!({"rate": 256.0 / median(5, || score(&decoder, &tokens))})
         }
         _ => {
-            let decoder = model.load(&options, &()).expect("loaded").decoder;
+            let decoder = model.load(&options, &()).expect("loaded").model;
             let tokens = prompt(&decoder, 32);
             let first = median(3, || decode(&decoder, &tokens, 1));
             let all = median(3, || decode(&decoder, &tokens, 64));
@@ -113,7 +113,7 @@ fn touch(decoder: &Decoder) -> f64 {
 
 /// One rank of eight reads its shards, alone.
 fn rank(model: &Model, begin: Instant) -> Value {
-    let config = model.decoder_config().expect("a decoder");
+    let config = model.definition().expect("a decoder");
     let keys = model.keys().expect("keys");
     let parallel = model.family().parallel();
     let all = threads::run(8, GangOptions::default(), |root| {

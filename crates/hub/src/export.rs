@@ -12,7 +12,7 @@ use weightloom_checkpoint::{
 use weightloom_files::{StagingFolder, WriteError};
 use weightloom_gang::{GangOptions, solo};
 use weightloom_layout::{DType, Region};
-use weightloom_nn::{Decoder, NnError, merge_adapter};
+use weightloom_nn::{self as nn, NnError, merge_adapter};
 
 use crate::error::HubError;
 use crate::family::AnyFamily;
@@ -60,7 +60,7 @@ pub fn export(
                 |name: &&String| *name != "rope_freqs.weight" && !belongs_to_training(model.source(), name);
             let mut source = model.source().clone();
             let mut only = source.index.tensors().keys().filter(wanted).cloned().collect();
-            let back = if model.has_decoder_names()? { published_names(model)? } else { KeyMap::default() };
+            let back = if model.has_own_names()? { published_names(model)? } else { KeyMap::default() };
             if !back.rules.is_empty() {
                 let training: Vec<KeyRule> = (source.index.tensors().keys())
                     .filter(|name| belongs_to_training(model.source(), name))
@@ -74,27 +74,27 @@ pub fn export(
         }
         Some((folder, scale)) => {
             let load = ModelLoadOptions { dtype: options.dtype, ..ModelLoadOptions::default() };
-            let decoder = model.load(&load, observer)?.decoder;
-            let adapter = model.adapter(&decoder, &Source::open(folder)?, observer)?;
-            save_decoder(model, &merge_adapter(&decoder, &adapter, *scale)?, target, observer)
+            let loaded = model.load(&load, observer)?.model;
+            let adapter = model.adapter(&*loaded, &Source::open(folder)?, observer)?;
+            save_model(model, &*merge_adapter(&*loaded, &adapter, *scale)?, target, observer)
         }
     }
 }
 
-/// Writes a decoder of a model's family as a Hugging Face folder with published
-/// names. This rank must hold the whole decoder.
-pub fn save_decoder(
+/// Writes a model as a Hugging Face folder with the published names of its family.
+/// This rank must hold the whole model.
+pub fn save_model(
     model: &Model,
-    decoder: &Decoder,
+    trained: &dyn nn::Model,
     target: &Path,
     observer: &dyn Observer,
 ) -> Result<ConvertReport, HubError> {
     let mut config = model.config().clone();
     let tied = "tie_word_embeddings";
     if config.contains_key(tied) {
-        config.insert(tied.to_owned(), Value::Bool(decoder.config().head.tied));
+        config.insert(tied.to_owned(), Value::Bool(trained.definition().tied_parameter().is_some()));
     }
-    let dtype = decoder.parameters().first().map(|(_, value)| value.dtype());
+    let dtype = trained.parameters().first().map(|(_, value)| value.dtype());
     let back = published_names(model)?;
     // Beside the target, to be on the same file system. It has a unique name,
     // and goes in any case.
@@ -105,7 +105,7 @@ pub fn save_decoder(
     });
     let staging = staging.map_err(weightloom_checkpoint::CheckpointError::from)?;
     let folder = staging.path().join("parameters");
-    write_parameters(decoder, &folder)?;
+    write_parameters(trained, &folder)?;
     let source = Source::open(&folder)?;
     let source = if back.rules.is_empty() { source } else { source.with_keys(&back)? };
     let save = SaveOptions {
@@ -117,7 +117,7 @@ pub fn save_decoder(
     Ok(convert(&source, &Target::Folder(target.to_owned()), &convert_options, observer)?)
 }
 
-/// Mapping from the decoder's names to published ones.
+/// Mapping from the model's names to published ones.
 fn published_names(model: &Model) -> Result<KeyMap, HubError> {
     let keys = model.published_keys()?;
     let rules = keys.rules.into_iter().filter(|rule| !matches!(rule, KeyRule::Drop { .. })).collect();
@@ -125,9 +125,9 @@ fn published_names(model: &Model) -> Result<KeyMap, HubError> {
     Ok(back.map_err(weightloom_checkpoint::CheckpointError::from)?)
 }
 
-fn write_parameters(decoder: &Decoder, folder: &Path) -> Result<(), HubError> {
-    let mut all: Vec<(String, TensorSpec, Vec<u8>)> = Vec::with_capacity(decoder.parameters().len());
-    for (name, value) in decoder.parameters() {
+fn write_parameters(model: &dyn nn::Model, folder: &Path) -> Result<(), HubError> {
+    let mut all: Vec<(String, TensorSpec, Vec<u8>)> = Vec::with_capacity(model.parameters().len());
+    for (name, value) in model.parameters() {
         let bytes = value.to_local().read_host(<[u8]>::to_vec).map_err(NnError::from)?;
         let sharding = weightloom_checkpoint::Sharding::Region(Region::whole(value.shape()));
         all.push((

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use serde_json::{Map, Value};
 use weightloom_checkpoint::storage::LocalStorage;
 use weightloom_checkpoint::{Observer, Source};
-use weightloom_nn::{Decoder, DecoderConfig};
+use weightloom_nn::Model as NnModel;
 
 use crate::cards::{AddressError, Card, CardError, CardStore, ModelAddress, Sums};
 use crate::config::ConfigError;
@@ -17,7 +17,7 @@ use crate::fetch::{
     Completeness, Expected, FetchError, FetchObserver, FetchSettings, FileChoice, HfRepo, fetch_repo,
     fetch_url,
 };
-use crate::load::{LoadedModel, ModelLoadOptions, new_decoder};
+use crate::load::{LoadedModel, ModelLoadOptions, new_model};
 use crate::locate::{LocateError, is_adapter, newest_checkpoint};
 use crate::model::{Files, Model, own_config};
 use crate::yaml_family::{YamlFamily, YamlFamilyError};
@@ -439,12 +439,12 @@ impl Hub {
         arch: &str,
         seed: u64,
         options: &ModelLoadOptions,
-    ) -> Result<Decoder, HubError> {
+    ) -> Result<Box<dyn NnModel>, HubError> {
         let family = self.family(family)?;
         let config = arch_config(&*family, arch)?;
         let about = |problem| HubError::Config { about: format!("arch `{arch}`"), problem };
-        let decoder: DecoderConfig = family.decoder(&config).map_err(about)?;
-        new_decoder(&decoder, &family.parallel(), seed, options)
+        let definition = family.definition(&config).map_err(about)?;
+        new_model(&*definition, &family.parallel(), seed, options)
     }
 
     /// A card, which must be of a family.

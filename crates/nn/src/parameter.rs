@@ -10,10 +10,10 @@ use crate::config::{DecoderConfig, Gating, NormKind, PositionConfig, QkNorm, Res
 use crate::error::NnError;
 use crate::stage::Stage;
 
-/// A parameter of a decoder.
+/// A parameter of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParameterSpec {
-    /// The name, as in Llama models on Hugging Face.
+    /// The name. Those of our decoder are as in Llama models on Hugging Face.
     pub name: String,
     /// Its shape.
     pub shape: Shape,
@@ -167,29 +167,31 @@ pub fn parameters(config: &DecoderConfig, stage: &Stage) -> Vec<ParameterSpec> {
     list.all
 }
 
-/// Initializes a parameter, with the same values in every layout.
-pub fn initial_values(
-    config: &DecoderConfig,
-    spec: &ParameterSpec,
-    dtype: DType,
-    seed: u64,
-    dist: &Arc<DistContext>,
-    layout: Layout,
-) -> Result<DTensor, NnError> {
-    let fill = |value: f64| -> Result<DTensor, NnError> {
-        let local = layout.local_shape(&spec.shape, dist.rank())?;
-        let local = Tensor::full(value, dtype, &local, Device::Cpu)?;
-        Ok(DTensor::from_local(dist, local, layout, &spec.shape)?)
-    };
-    match spec.initial {
-        Initial::Zeros => fill(0.0),
-        Initial::Identity => fill(1.0 - config.norm.offset),
-        Initial::Normal => {
-            // One random stream per parameter name.
-            let stream = Stream { seed, number: name_hash(&spec.name) };
-            let drawn = DTensor::normal(dist, DType::F32, &spec.shape, layout, stream)?;
-            Ok(drawn.scale(config.initializer)?.cast(dtype)?)
-        }
+/// Where and how to draw the initial values of a parameter.
+pub struct InitialValues<'a> {
+    /// The parameter.
+    pub spec: &'a ParameterSpec,
+    /// Its dtype.
+    pub dtype: DType,
+    /// The ranks that share it.
+    pub dist: &'a Arc<DistContext>,
+    /// How they share it.
+    pub layout: Layout,
+}
+
+impl InitialValues<'_> {
+    /// The same value everywhere.
+    pub fn full(&self, value: f64) -> Result<DTensor, NnError> {
+        let local = self.layout.local_shape(&self.spec.shape, self.dist.rank())?;
+        let local = Tensor::full(value, self.dtype, &local, Device::Cpu)?;
+        Ok(DTensor::from_local(self.dist, local, self.layout, &self.spec.shape)?)
+    }
+
+    /// Normally distributed values, one random stream per name.
+    pub fn normal(&self, std: f64, seed: u64) -> Result<DTensor, NnError> {
+        let stream = Stream { seed, number: name_hash(&self.spec.name) };
+        let drawn = DTensor::normal(self.dist, DType::F32, &self.spec.shape, self.layout, stream)?;
+        Ok(drawn.scale(std)?.cast(self.dtype)?)
     }
 }
 

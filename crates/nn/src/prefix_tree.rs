@@ -16,8 +16,6 @@ use weightloom_tensor::Attention as AttentionOptions;
 use crate::cache::Cache;
 use crate::error::NnError;
 
-pub use forward::{PrefixTreeOutput, Sequence};
-
 /// Shorter prefixes are computed again: looking them up costs more.
 const MIN_SHARED_TOKENS: usize = 4;
 

@@ -18,10 +18,9 @@ use weightloom_checkpoint::{
 use weightloom_dtensor::DTensor;
 use weightloom_gang::{Elements, GangExt};
 use weightloom_layout::ReduceOp;
-use weightloom_nn::EMBEDDING;
 use weightloom_tensor::{HostMemory, Tensor};
 
-use crate::engine::{Engine, StageModel};
+use crate::engine::{Tied, Engine, StageModel};
 use crate::error::TrainError;
 
 /// The name of the progress in a checkpoint.
@@ -78,7 +77,7 @@ pub(crate) fn read_progress(source: &Source) -> Result<Progress, TrainError> {
 impl Engine {
     /// Whether a stage shares a parameter that the first stage saves.
     pub(crate) fn is_duplicate(&self, stage: &StageModel, name: &str) -> bool {
-        name == EMBEDDING && stage.number > 0 && stage.decoder.config().head.tied
+        stage.number > 0 && stage.model.definition().tied_parameter() == Some(name)
     }
 
     /// The names, specs and tensors that this rank saves.
@@ -95,7 +94,7 @@ impl Engine {
                     }
                 }
                 false => {
-                    for (name, value) in stage.decoder.parameters() {
+                    for (name, value) in stage.model.parameters() {
                         if !self.is_duplicate(stage, name) {
                             all.push((name.clone(), spec(value), value.to_local(), Section::Model));
                         }
@@ -236,16 +235,16 @@ impl Engine {
 
     /// Copies loaded states of tied weights from the first to the last stage.
     fn share_tied_states(&mut self) -> Result<(), TrainError> {
-        let Some((first, last)) = self.tied_peer() else { return Ok(()) };
+        let Some(Tied { name, first, last }) = self.tied() else { return Ok(()) };
         let rank = self.gangs.pp.rank();
         let (begin, end) = (self.stage_index(0), self.stage_index(self.stage_count - 1));
         if let (Some(begin), Some(end)) = (begin, end) {
             // Both stages are on this rank.
-            if let Some(states) = self.stages[begin].states.get(EMBEDDING).cloned() {
-                self.stages[end].states.insert(EMBEDDING.to_owned(), states);
+            if let Some(states) = self.stages[begin].states.get(&name).cloned() {
+                self.stages[end].states.insert(name, states);
             }
         } else if rank == first {
-            let states = begin.and_then(|place| self.stages[place].states.get(EMBEDDING));
+            let states = begin.and_then(|place| self.stages[place].states.get(&name));
             for tensor in states.into_iter().flatten() {
                 let sent = tensor.read_host(|bytes| {
                     self.gangs.pp.send(Elements::from_bytes(tensor.dtype(), bytes)?, last, LOADED)
@@ -256,10 +255,10 @@ impl Engine {
             && let Some(place) = end
         {
             for state in 0..self.optimizer.states().len() {
-                let like = self.stages[place].states.get(EMBEDDING).map(|states| states[state].clone());
+                let like = self.stages[place].states.get(&name).map(|states| states[state].clone());
                 let Some(like) = like else { continue };
                 let received = self.receive_local(like.dtype(), like.shape(), first, LOADED)?;
-                if let Some(states) = self.stages[place].states.get_mut(EMBEDDING) {
+                if let Some(states) = self.stages[place].states.get_mut(&name) {
                     states[state] = received;
                 }
             }

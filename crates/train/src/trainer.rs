@@ -192,7 +192,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
     let summary = RunSummary {
         data: summary,
         eval: held_out.documents.clone(),
-        parameters: engine.stages().first().map_or(0, |stage| stage.decoder.config().parameter_count()),
+        parameters: engine.stages().first().map_or(0, |stage| stage.model.definition().parameter_count()),
         trainable_parameters: engine.trainable_parameters()?,
         steps: total,
         first_step: progress.step,
@@ -284,12 +284,8 @@ fn write_config(folder: &Path, config: &Config) -> Result<(), TrainError> {
 /// trained parameters.
 fn flops_per_token(engine: &Engine, config: &Config) -> f64 {
     let Some(stage) = engine.stages().first() else { return 0.0 };
-    let decoder = stage.decoder.config();
-    let weights = decoder.active_parameters() as f64;
-    let attention = 2.0
-        * decoder.layers as f64
-        * (decoder.attention.heads * decoder.attention.width) as f64
-        * config.data.max_seq_len as f64;
+    let definition = stage.model.definition();
+    let weights = definition.active_parameters() as f64;
     let passes = if stage.adapter.is_some() { 2.0 } else { 3.0 };
-    passes * (2.0 * weights + attention)
+    passes * (2.0 * weights + definition.mixing_flops(config.data.max_seq_len))
 }

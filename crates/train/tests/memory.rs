@@ -11,7 +11,7 @@ use std::sync::Arc;
 use serde_json::json;
 use weightloom_dtensor::DistContext;
 use weightloom_gang::{GangOptions, GangSizes, Gangs, solo};
-use weightloom_hub::{ModelLoadOptions, new_decoder};
+use weightloom_hub::{ModelLoadOptions, new_model};
 use weightloom_layout::DType;
 use weightloom_nn::{
     ActivationCheckpointing, AttentionConfig, DecoderConfig, ForwardArgs, Input, MlpConfig, Parallel, Stage,
@@ -66,7 +66,7 @@ fn measured(config: &Config, checkpointing: ActivationCheckpointing) -> (u64, u6
         dist: Some(Arc::clone(&dist)),
         ..ModelLoadOptions::default()
     };
-    let decoder = new_decoder(&decoder(), &Parallel::default(), 7, &options).unwrap();
+    let decoder = new_model(&decoder(), &Parallel::default(), 7, &options).unwrap();
     let rows = config.train.micro_batch_size.unwrap_or(ROWS);
     let settings = EngineSettings {
         gangs,
@@ -82,7 +82,7 @@ fn measured(config: &Config, checkpointing: ActivationCheckpointing) -> (u64, u6
     let tokens: Vec<i64> = (0..rows * TIME).map(|at| (at * 7 % 2000) as i64).collect();
     let micro = MicroBatch { rows, inputs: tokens.clone(), targets: tokens, documents: None };
 
-    let decoder = &engine.stages()[0].decoder;
+    let decoder = &engine.stages()[0].model;
     let held = memory::statistics().in_use;
     let batch = decoder.batch(&micro.inputs, rows).unwrap();
     let hidden = decoder

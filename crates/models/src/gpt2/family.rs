@@ -1,12 +1,11 @@
 //! GPT-2: layer norms, learned positions, fused query-key-value projections, and
 //! transposed weights.
 
+use std::sync::Arc;
+
 use weightloom_checkpoint::{Index, KeyMap, KeyRule};
 use weightloom_hub::{ConfigError, Family, family_config};
-use weightloom_nn::{
-    AttentionConfig, DecoderConfig, Gating, HeadConfig, MlpConfig, NormConfig, NormKind, PositionConfig,
-    ResidualForm,
-};
+use weightloom_nn::{AttentionConfig, Decoder, DecoderConfig, Gating, HeadConfig, MlpConfig, NormConfig, NormKind, PositionConfig, ResidualForm, SharedDefinition};
 
 use crate::archs::archs;
 use crate::transformer::activation;
@@ -50,6 +49,7 @@ pub const FAMILY: Gpt2 = Gpt2;
 
 impl Family for Gpt2 {
     type Config = Gpt2Config;
+    type Model = Decoder;
 
     fn name(&self) -> &str {
         "gpt2"
@@ -63,7 +63,7 @@ impl Family for Gpt2 {
         archs(include_str!("archs.yaml"))
     }
 
-    fn decoder(&self, config: &Gpt2Config) -> Result<DecoderConfig, ConfigError> {
+    fn definition(&self, config: &Gpt2Config) -> Result<SharedDefinition, ConfigError> {
         if config.scale_attn_by_inverse_layer_idx {
             return Err(ConfigError::NotSupported {
                 key: "scale_attn_by_inverse_layer_idx".to_owned(),
@@ -72,7 +72,7 @@ impl Family for Gpt2 {
             });
         }
         let heads = config.n_head;
-        Ok(DecoderConfig {
+        Ok(Arc::new(DecoderConfig {
             vocabulary: config.vocab_size,
             hidden: config.n_embd,
             layers: config.n_layer,
@@ -101,7 +101,7 @@ impl Family for Gpt2 {
             embedding_scale: None,
             head: HeadConfig { tied: config.tie_word_embeddings, bias: false, soft_cap: None },
             initializer: config.initializer_range,
-        })
+        }))
     }
 
     fn keys(&self, config: &Gpt2Config, index: &Index) -> KeyMap {

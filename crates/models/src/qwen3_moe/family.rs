@@ -1,10 +1,12 @@
 //! Qwen 3 mixture-of-experts models.
 
+use std::sync::Arc;
+
 use std::collections::BTreeSet;
 
 use weightloom_checkpoint::{Index, KeyMap, KeyRule};
 use weightloom_hub::{ConfigError, Family, family_config};
-use weightloom_nn::{DecoderConfig, ExpertWeights, ExpertsConfig, LayerChoice};
+use weightloom_nn::{Decoder, ExpertWeights, ExpertsConfig, LayerChoice, SharedDefinition};
 
 use crate::archs::archs;
 use crate::qwen3::Qwen3Config;
@@ -41,6 +43,7 @@ pub const FAMILY: Qwen3Moe = Qwen3Moe;
 
 impl Family for Qwen3Moe {
     type Config = Qwen3MoeConfig;
+    type Model = Decoder;
 
     fn name(&self) -> &str {
         "qwen3_moe"
@@ -54,7 +57,7 @@ impl Family for Qwen3Moe {
         archs(include_str!("archs.yaml"))
     }
 
-    fn decoder(&self, config: &Qwen3MoeConfig) -> Result<DecoderConfig, ConfigError> {
+    fn definition(&self, config: &Qwen3MoeConfig) -> Result<SharedDefinition, ConfigError> {
         let mut decoder = config.qwen3.decoder()?;
         let count = config.num_experts.or(config.num_local_experts).unwrap_or(128);
         let step = config.decoder_sparse_step;
@@ -67,7 +70,7 @@ impl Family for Qwen3Moe {
             weights: if config.norm_topk_prob { ExpertWeights::Normalised } else { ExpertWeights::OfAll },
             layers: LayerChoice::matching(decoder.layers, has),
         });
-        Ok(decoder)
+        Ok(Arc::new(decoder))
     }
 
     /// Stacks the experts, which published checkpoints store one by one.

@@ -58,7 +58,7 @@ fn expected(adapter: &str, what: &str) -> Vec<f32> {
 fn adapters_give_the_logits_of_peft_beside_the_weights_and_merged() {
     for name in ADAPTERS {
         let base = base_of(name);
-        let decoder = base.load(&ModelLoadOptions::default()).decoder;
+        let decoder = base.load(&ModelLoadOptions::default()).model;
         let adapter = adapter_for(name, &base, &decoder);
         let prompt = &base.prompts()[0];
         let beside = apart(&changed(&decoder, &adapter, 1.0, prompt), &expected(name, "logits_0"));
@@ -73,7 +73,7 @@ fn adapters_give_the_logits_of_peft_beside_the_weights_and_merged() {
 fn strength_scales_the_change_from_nothing() {
     for name in ADAPTERS {
         let base = base_of(name);
-        let decoder = base.load(&ModelLoadOptions::default()).decoder;
+        let decoder = base.load(&ModelLoadOptions::default()).model;
         let adapter = adapter_for(name, &base, &decoder);
         let prompt = &base.prompts()[0];
         let none = apart(&changed(&decoder, &adapter, 0.0, prompt), &logits(&decoder, prompt));
@@ -96,7 +96,7 @@ fn strength_scales_the_change_from_nothing() {
 fn adapters_can_be_made_anew_and_cut() {
     for name in ADAPTERS {
         let base = base_of(name);
-        let decoder = base.load(&ModelLoadOptions::default()).decoder;
+        let decoder = base.load(&ModelLoadOptions::default()).model;
         let adapter = adapter_for(name, &base, &decoder);
         let prompt = &base.prompts()[0];
         let own = changed(&decoder, &adapter, 1.0, prompt);
@@ -138,7 +138,7 @@ fn adapters_can_be_made_anew_and_cut() {
 #[test]
 fn what_is_no_number_is_an_error() {
     let base = base_of("lora");
-    let decoder = base.load(&ModelLoadOptions::default()).decoder;
+    let decoder = base.load(&ModelLoadOptions::default()).model;
     let adapter = adapter_for("lora", &base, &decoder);
     let short = adapter.transform(&decoder, |_| Some(vec![0.0]));
     assert!(matches!(short.map(|_| ()), Err(NnError::TensorLength { found: 1, .. })));
@@ -156,7 +156,7 @@ fn adapters_work_on_shared_models() {
         for sizes in [GangSizes { tp: 2, ..GangSizes::default() }, GangSizes::default()] {
             let found = threads::run(2, GangOptions::default(), |root| {
                 let gangs = Some(Gangs::new(root, &sizes).unwrap());
-                let decoder = base.load(&ModelLoadOptions { gangs, ..ModelLoadOptions::default() }).decoder;
+                let decoder = base.load(&ModelLoadOptions { gangs, ..ModelLoadOptions::default() }).model;
                 let adapter = adapter_for(name, &base, &decoder);
                 let prompt = &base.prompts()[0];
                 let whole = merge_adapter(&decoder, &adapter, 1.0).unwrap();
@@ -186,7 +186,7 @@ fn adapters_that_do_not_fit_are_told_by_name() {
         place
     };
     let base = base_of("lora");
-    let decoder = base.load(&ModelLoadOptions::default()).decoder;
+    let decoder = base.load(&ModelLoadOptions::default()).model;
     let refused = |change: &dyn Fn(&mut serde_json::Value)| {
         let place = copy(change);
         let source = Source::open(place.path()).unwrap();
@@ -210,7 +210,7 @@ fn adapters_that_do_not_fit_are_told_by_name() {
     );
     // A model of another size.
     let other = Fixture::open("qwen2");
-    let other_decoder = other.load(&ModelLoadOptions::default()).decoder;
+    let other_decoder = other.load(&ModelLoadOptions::default()).model;
     let source = Source::open(folder("lora")).unwrap();
     let error = load_adapter(&source, &other_decoder, &*other.family, &other.config, &Silent).unwrap_err();
     assert_eq!(

@@ -31,7 +31,7 @@ const CASES: &[&str] = &[
 fn logits_and_greedy_texts_are_those_of_transformers() {
     for case in CASES {
         let fixture = Fixture::open(case);
-        let decoder = fixture.load(&ModelLoadOptions::default()).decoder;
+        let decoder = fixture.load(&ModelLoadOptions::default()).model;
         let prompts = fixture.prompts();
         for (row, prompt) in prompts.iter().enumerate() {
             let apart = apart(&logits(&decoder, prompt), &fixture.logits(row));
@@ -58,8 +58,8 @@ fn older_configurations_mean_the_same() {
             panic!("no map")
         };
         assert_eq!(
-            fixture.family.decoder(&older).unwrap(),
-            fixture.family.decoder(&fixture.config).unwrap(),
+            fixture.family.definition(&older).unwrap(),
+            fixture.family.definition(&fixture.config).unwrap(),
             "{case}"
         );
     }
@@ -82,7 +82,7 @@ fn shared_models_compute_the_same() {
             let found = threads::run(world, GangOptions::default(), |root| {
                 let gangs = Some(Gangs::new(root, &sizes).unwrap());
                 let decoder =
-                    fixture.load(&ModelLoadOptions { gangs, ..ModelLoadOptions::default() }).decoder;
+                    fixture.load(&ModelLoadOptions { gangs, ..ModelLoadOptions::default() }).model;
                 let prompts = fixture.prompts();
                 (logits(&decoder, &prompts[0]), greedy(&decoder, &prompts))
             });

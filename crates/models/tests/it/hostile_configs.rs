@@ -19,7 +19,7 @@ fn use_config(
     config: &Map<String, Value>,
 ) -> Result<usize, ConfigError> {
     let config = family.complete(config)?;
-    let decoder = family.decoder(&config)?;
+    let decoder = family.definition(&config)?;
     let count = decoder.parameter_count();
     assert!(decoder.active_parameters() <= count && count <= 1 << 46, "{count} parameters");
     Ok(parameters(&decoder, &Stage::whole(decoder.layers)).len())

@@ -35,7 +35,7 @@ fn open(case: &str) -> Option<(Fixture, Decoder)> {
     let serde_json::Value::Object(config) = json(&folder.join("config.json")) else { panic!("no map") };
     crate::fixture::families().of_config(&config).ok()?;
     let fixture = Fixture::open(case);
-    let decoder = fixture.load(&ModelLoadOptions::default()).decoder;
+    let decoder = fixture.load(&ModelLoadOptions::default()).model;
     Some((fixture, decoder))
 }
 
@@ -108,7 +108,7 @@ fn base_and_adapter(name: &str) -> (Decoder, Adapter) {
     let folder = Fixture::folder_of_all().join("adapters").join(name);
     let config = json(&folder.join("adapter_config.json"));
     let base = Fixture::open(config["base_model_name_or_path"].as_str().unwrap());
-    let decoder = base.load(&ModelLoadOptions::default()).decoder;
+    let decoder = base.load(&ModelLoadOptions::default()).model;
     let source = Source::open(folder).unwrap();
     let adapter = load_adapter(&source, &decoder, &*base.family, &base.config, &Silent).unwrap();
     (decoder, adapter)
@@ -242,7 +242,7 @@ fn shared_models_read_many_texts_as_well() {
         for sizes in [GangSizes { tp: 2, ..GangSizes::default() }, GangSizes::default()] {
             let found = threads::run(2, GangOptions::default(), |root| {
                 let gangs = Some(Gangs::new(root, &sizes).unwrap());
-                let decoder = base.load(&ModelLoadOptions { gangs, ..ModelLoadOptions::default() }).decoder;
+                let decoder = base.load(&ModelLoadOptions { gangs, ..ModelLoadOptions::default() }).model;
                 let source = Source::open(&folder).unwrap();
                 let adapter = load_adapter(&source, &decoder, &*base.family, &base.config, &Silent).unwrap();
                 together(&decoder, &given, &changes(&adapter))

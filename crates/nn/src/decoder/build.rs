@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use weightloom_dtensor::{DTensor, DistContext};
-use weightloom_errors::nearest;
 
 use super::layer::{FeedForward, Layer};
 use super::{Decoder, Structure};
@@ -18,6 +17,7 @@ use crate::norm::Norm;
 use crate::parameter::{LAST_NORM, parameters};
 use crate::plan::Plan;
 use crate::rope::Rope;
+use crate::shard::ModelShard;
 use crate::stage::Stage;
 
 impl Decoder {
@@ -30,22 +30,15 @@ impl Decoder {
         dist: Arc<DistContext>,
         values: Vec<(String, DTensor)>,
     ) -> Result<Self, NnError> {
+        let specs = parameters(&config, &stage);
+        Self::from_shard(config, ModelShard::new(specs, stage, plan, dist, values)?)
+    }
+
+    /// Builds a decoder from the shard of a stage.
+    pub(crate) fn from_shard(config: DecoderConfig, shard: ModelShard) -> Result<Self, NnError> {
         config.check()?;
-        let mut given: BTreeMap<String, DTensor> = values.into_iter().collect();
-        let mut held = Vec::new();
-        for spec in parameters(&config, &stage) {
-            let found = given.remove(&spec.name);
-            let value = found.ok_or_else(|| NnError::MissingParameter { name: spec.name.clone() })?;
-            if *value.shape() != spec.shape {
-                let found = value.shape().clone();
-                return Err(NnError::ParameterShape { name: spec.name, found, expected: spec.shape });
-            }
-            held.push((spec.name, value));
-        }
-        if let Some((name, _)) = given.into_iter().next() {
-            let near = nearest(&name, held.iter().map(|(name, _)| name.as_str())).map(str::to_owned);
-            return Err(NnError::UnknownParameter { name, near });
-        }
+        let held = shard.parameters();
+        let (stage, plan, dist) = (shard.stage().clone(), shard.plan().clone(), Arc::clone(shard.dist()));
         let indices = held.iter().enumerate().map(|(index, (name, _))| (name.as_str(), index)).collect();
         let builder = ModuleBuilder { indices };
         let layers =
@@ -57,7 +50,7 @@ impl Decoder {
         };
         let layouts = held.iter().map(|(name, _)| plan.used_layout_of(name)).collect();
         let structure = Arc::new(Structure { layers, last_norm, rope, config, stage, plan, dist, layouts });
-        Ok(Self { structure, parameters: held })
+        Ok(Self { structure, shard })
     }
 }
 

@@ -176,7 +176,7 @@ impl Decoder {
         let dropout = context.dropout();
         let (structure, positions) = (Arc::clone(&self.structure), Arc::clone(positions));
         let indices = structure.layers[index].parameters.clone();
-        let parameters = self.parameters[indices.clone()].to_vec();
+        let parameters = self.parameters()[indices.clone()].to_vec();
         let number = structure.stage.layers.start + index;
         let adapters = context.adapters().to_owned_below(&format!("model.layers.{number}."));
         let trained: Vec<DTensor> = parameters

@@ -168,7 +168,7 @@ fn chats_and_plain_text_do_not_share_cached_answers() {
 fn chats_are_continued_like_the_text_generator_continues_them() {
     let workspace = Workspace::new(Some(TEMPLATE));
     let model = workspace.model();
-    let decoder = model.load(&ModelLoadOptions::default(), &()).unwrap().decoder;
+    let decoder = model.load(&ModelLoadOptions::default(), &()).unwrap().model;
     let adapter = model.adapter(&decoder, &Source::open(workspace.path("adapter")).unwrap(), &()).unwrap();
     let generator = TextGenerator {
         decoder,

@@ -11,7 +11,7 @@ use weightloom_checkpoint::{LocalTensor, Saver, Sharding, State, Target, TensorS
 use weightloom_dtensor::{CommRecord, DTensor, DistContext, DistOptions, Release};
 use weightloom_errors::Hint;
 use weightloom_gang::{Gang, GangOptions, Gangs, threads};
-use weightloom_hub::{ModelLoadOptions, new_decoder};
+use weightloom_hub::{ModelLoadOptions, new_model};
 use weightloom_layout::{DType, Placement, Shape};
 use weightloom_nn::{Adapter, AttentionConfig, MlpConfig};
 use weightloom_tensor::Tensor;
@@ -171,7 +171,7 @@ fn engine(root: Arc<dyn Gang>, config: &Config, decoder: &DecoderConfig, mesh: M
             dist: Some(Arc::clone(&dist)),
             ..ModelLoadOptions::default()
         };
-        let decoder = new_decoder(decoder, &parallel, 7, &options).unwrap();
+        let decoder = new_model(decoder, &parallel, 7, &options).unwrap();
         let adapter = config.model.lora.as_ref().map(|lora| {
             let mut adapter = Adapter::new();
             let modules: Vec<String> = decoder
@@ -227,7 +227,7 @@ fn real(config: &Config, decoder: &DecoderConfig, mesh: Mesh) -> Vec<Real> {
         let mut found = Real { parameters: 0, gradients: 0, optimizer: 0, sent };
         for stage in &engine.stages {
             found.parameters +=
-                bytes_of(stage.decoder.parameters().iter().map(|(_, value)| value.to_local()));
+                bytes_of(stage.model.parameters().iter().map(|(_, value)| value.to_local()));
             let matrices = stage.adapter.iter().flat_map(Adapter::matrices);
             found.parameters += bytes_of(matrices.map(|(_, value)| value.to_local()).collect::<Vec<_>>());
             found.optimizer += bytes_of(stage.states.values().flatten());
@@ -487,7 +487,7 @@ fn planned(config: &Config, decoder: &DecoderConfig, mesh: Mesh) -> Vec<(u64, u6
         let mut state = State::new();
         for stage in &engine.stages {
             let leaves = |name: &str| stage.number > 0 && decoder.head.tied && name.contains("embed_tokens");
-            for (name, value) in stage.decoder.parameters().iter().filter(|(name, _)| !leaves(name)) {
+            for (name, value) in stage.model.parameters().iter().filter(|(name, _)| !leaves(name)) {
                 state.model(name.clone(), part(value, value.to_local()));
             }
             for (name, value) in stage.trained().into_iter().filter(|(name, _)| !leaves(name)) {

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 use weightloom_checkpoint::{Index, KeyMap};
 use weightloom_hub::{ConfigError, SharedFamily, arch_config};
-use weightloom_nn::{DecoderConfig, Parallel};
+use weightloom_nn::{Parallel, SharedDefinition};
 
 use super::ModelSpec;
 use super::error::SpecError;
@@ -73,8 +73,8 @@ impl ModelSpec for FamilySpec {
         self.family.with_overrides(&base, changes).map_err(self.about("model.config_overrides"))
     }
 
-    fn decoder(&self, config: &Map<String, Value>) -> Result<DecoderConfig, SpecError> {
-        self.family.decoder(config).map_err(self.about("model config"))
+    fn definition(&self, config: &Map<String, Value>) -> Result<SharedDefinition, SpecError> {
+        self.family.definition(config).map_err(self.about("model config"))
     }
 
     fn parallel(&self) -> Parallel {

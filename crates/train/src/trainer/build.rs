@@ -10,11 +10,11 @@ use weightloom_gang::{Gang, Gangs};
 use weightloom_hub::fetch::FetchObserver;
 use weightloom_hub::text::{ChatTemplates, Tokenizer};
 use weightloom_hub::{
-    Hub, Model, ModelLoadOptions, ModelLocation, TrainingData, config_file, load_decoder, new_decoder,
+    Hub, Model, ModelLoadOptions, ModelLocation, TrainingData, config_file, load_model, new_model,
     text_files, text_files_of_folder,
 };
 use weightloom_layout::DType;
-use weightloom_nn::{ActivationCheckpointing, Adapter, Decoder, Stage, parameters};
+use weightloom_nn::{self as nn, ActivationCheckpointing, Adapter};
 
 use super::adapter;
 use super::model_plan::ModelPlan;
@@ -70,12 +70,11 @@ pub(super) fn build(
         return Err(TrainError::OtherFamily { spec, found, weights: model.name().to_owned() });
     }
     let plan = ModelPlan::new(config, &*spec, weights.as_ref().map(Model::config), gang.size())?;
-    let ModelPlan { model: map, decoder, parallel, dims, stages: all } = plan;
+    let ModelPlan { model: map, definition, parallel, dims, stages: all } = plan;
     let accelerator = &config.train.accelerator;
     let schedule = Schedule::new(accelerator.pp_schedule, dims.pp, dims.vpp, dims.micro_batches)?;
     check(&schedule)?;
-    let names: Vec<String> =
-        parameters(&decoder, &Stage::whole(decoder.layers)).into_iter().map(|spec| spec.name).collect();
+    let names: Vec<String> = definition.all_parameters().into_iter().map(|spec| spec.name).collect();
     let frozen = Patterns::new("model.freeze_modules", &config.model.freeze_modules)?;
     frozen.check(names.iter().map(String::as_str))?;
     if config.model.lora.is_none() && names.iter().all(|name| frozen.matches(name)) {
@@ -106,17 +105,17 @@ pub(super) fn build(
         let options = ModelLoadOptions { stage: all.get(number).cloned(), ..options.clone() };
         let made = match (&checkpoint, &weights) {
             (Some((path, source)), _) => {
-                load_decoder(source, &decoder, &KeyMap::default(), &parallel, &options, reading)
+                load_model(source, &*definition, &KeyMap::default(), &parallel, &options, reading)
                     .map_err(|error| name_damage(path, error.into()))?
-                    .decoder
+                    .model
             }
             (None, Some(model)) => {
-                load_decoder(model.source(), &decoder, &model.keys()?, &parallel, &options, reading)?.decoder
+                load_model(model.source(), &*definition, &model.keys()?, &parallel, &options, reading)?.model
             }
-            (None, None) => new_decoder(&decoder, &parallel, config.train.seed, &options)?,
+            (None, None) => new_model(&*definition, &parallel, config.train.seed, &options)?,
         };
         let adapter =
-            lora.map(|lora| build_adapter(config, lora, weights.as_ref(), &made, reading)).transpose()?;
+            lora.map(|lora| build_adapter(config, lora, weights.as_ref(), &*made, reading)).transpose()?;
         stages.push((number, made, adapter));
     }
     let family = spec.family();
@@ -124,7 +123,7 @@ pub(super) fn build(
     match (lora, &family) {
         (Some(lora), _) => {
             let base = config.model.weights_path.as_deref().unwrap_or_default();
-            assets.insert("adapter_config.json".to_owned(), adapter::config_file(lora, base, &decoder)?);
+            assets.insert("adapter_config.json".to_owned(), adapter::config_file(lora, base, &*definition)?);
         }
         (None, Some(family)) => {
             assets.insert("config.json".to_owned(), config_file(&**family, &map, DType::F32));
@@ -150,7 +149,7 @@ pub(super) fn build(
         tokenizer: text.tokenizer.clone(),
         templates: Arc::new(text.templates),
         seed: config.train.seed,
-        vocabulary: decoder.vocabulary,
+        vocabulary: definition.vocabulary(),
         epochs: match config.train.max_steps {
             Some(_) => Epochs::Endless,
             None => Epochs::Times(config.train.epochs),
@@ -180,15 +179,15 @@ fn build_adapter(
     config: &Config,
     lora: &LoraConfig,
     weights: Option<&Model>,
-    decoder: &Decoder,
+    built: &dyn nn::Model,
     reading: &dyn Observer,
 ) -> Result<Adapter, TrainError> {
     let model = weights.ok_or(TrainError::NoBase)?;
     // An existing adapter has its own targets.
     if lora.adapter_path.is_none() {
-        adapter::check_targets(lora, decoder.config())?;
+        adapter::check_targets(lora, built.definition())?;
     }
-    let made = adapter::adapter(lora, model, decoder, config.train.seed, reading)?;
+    let made = adapter::adapter(lora, model, built, config.train.seed, reading)?;
     // PEFT uses the names of published modules.
     let keys = model.published_keys()?;
     if let Some(module) = made.modules().find(|module| adapter::is_foreign(module, &keys)) {

@@ -23,8 +23,8 @@ pub fn dry_run(config: &Config, hub: &Hub, specs: &SpecRegistry, world: usize) -
         _ => None,
     };
     let plan = ModelPlan::new(config, &*spec, weights_config.as_ref(), world)?;
-    let ModelPlan { decoder, parallel, dims, stages, .. } = plan;
-    let mut loaded = loader(config, hub, decoder.vocabulary).transpose();
+    let ModelPlan { definition, parallel, dims, stages, .. } = plan;
+    let mut loaded = loader(config, hub, definition.vocabulary()).transpose();
     let summary = match &mut loaded {
         Ok(Some(loader)) if config.data.r#type == DataType::Files => {
             let counted = loader.summary(&mut |_| {});
@@ -43,7 +43,7 @@ pub fn dry_run(config: &Config, hub: &Hub, specs: &SpecRegistry, world: usize) -
     };
     let settings = DryRunSettings {
         config,
-        decoder: &decoder,
+        definition: &*definition,
         parallel: &parallel,
         stages: &stages,
         sizes: dims.gang_sizes(),

@@ -33,14 +33,14 @@ pub fn preview_data(
     let spec = specs.find(hub, &config.model.name)?;
     let weights = config.model.weights_path.as_deref().map(|path| hub.open(path, fetching)).transpose()?;
     let model = spec.config(&config.model, weights.as_ref().map(weightloom_hub::Model::config))?;
-    let decoder = spec.decoder(&model)?;
+    let definition = spec.definition(&model)?;
     let text = load_tokenizer(config, hub, weights.as_ref(), fetching)?;
     let mut loader = Loader::new(DataSettings {
         config: config.data.clone(),
         tokenizer: text.tokenizer,
         templates: Arc::new(text.templates),
         seed: config.train.seed,
-        vocabulary: decoder.vocabulary,
+        vocabulary: definition.vocabulary(),
         epochs: Epochs::Endless,
     })?;
     Ok(DataPreview { examples: loader.examples(examples)?, summary: loader.summary(&mut |_| {})? })

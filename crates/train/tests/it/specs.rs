@@ -241,7 +241,7 @@ fn the_model_config_is_the_arch_or_the_weights_with_overrides() {
     wanted.arch = Some("smollm2_135m".to_owned());
     wanted.config_overrides = map(json!({"num_hidden_layers": 2, "rope_theta": 5e5}));
     let config = spec.config(&wanted, None).unwrap();
-    let decoder = spec.decoder(&config).unwrap();
+    let decoder = spec.definition(&config).unwrap();
     assert_eq!((decoder.layers, decoder.hidden), (2, 576));
     assert_eq!(config["rope_theta"], 5e5);
     // Weights by themselves, and an arch in the place of what they say.
@@ -251,8 +251,8 @@ fn the_model_config_is_the_arch_or_the_weights_with_overrides() {
     }));
     let plain = model("llama");
     let config = spec.config(&plain, Some(&own)).unwrap();
-    assert_eq!(spec.decoder(&config).unwrap().layers, 3);
-    assert_eq!(spec.decoder(&spec.config(&wanted, Some(&own)).unwrap()).unwrap().hidden, 576);
+    assert_eq!(spec.definition(&config).unwrap().layers, 3);
+    assert_eq!(spec.definition(&spec.config(&wanted, Some(&own)).unwrap()).unwrap().hidden, 576);
     // The changes alone may say everything.
     let mut said = model("llama");
     said.config_overrides = own.clone();
@@ -294,7 +294,7 @@ fn the_model_config_is_the_arch_or_the_weights_with_overrides() {
     let mut bad = wanted;
     bad.config_overrides = map(json!({"num_key_value_heads": 2}));
     let config = spec.config(&bad, None).unwrap();
-    assert!(matches!(spec.decoder(&config), Err(SpecError::Config { .. })), "9 heads over 2");
+    assert!(matches!(spec.definition(&config), Err(SpecError::Config { .. })), "9 heads over 2");
 }
 
 #[test]
@@ -347,7 +347,7 @@ fn sharing_stages_and_clipping_follow_from_the_family() {
     let spec = find(&[examples()], "my_org.my_moe").unwrap();
     let mut wanted = model("my_org.my_moe");
     wanted.arch = Some("tiny".to_owned());
-    let decoder = spec.decoder(&spec.config(&wanted, None).unwrap()).unwrap();
+    let decoder = spec.definition(&spec.config(&wanted, None).unwrap()).unwrap();
     assert_ne!(spec.parallel(), Parallel::default());
     assert_eq!(spec.tp_plan(&decoder, &BTreeMap::new()), Ok(spec.parallel()));
     let changes = BTreeMap::from([("model.layers.*.mlp.experts.down_proj.weight".to_owned(), 0)]);

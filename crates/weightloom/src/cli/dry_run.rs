@@ -232,7 +232,7 @@ mod tests {
     fn rendered(pp: usize, tp: usize, sdp: usize, world: usize, arch: &str) -> String {
         let hub = weightloom::standard::hub(&|_| None, &Folders::default()).unwrap();
         let family = hub.families.get("llama").unwrap();
-        let decoder = family.decoder(&family.maybe_arch_config(arch).unwrap()).unwrap();
+        let definition = family.definition(&family.maybe_arch_config(arch).unwrap()).unwrap();
         let config: Config = serde_json::from_value(json!({
             "model": { "name": "llama", "arch": arch },
             "data": { "type": "dummy", "max_seq_len": 8192 },
@@ -245,10 +245,10 @@ mod tests {
         }))
         .unwrap();
         let stages: Vec<Stage> =
-            (0..pp).map(|stage| Stage::one_of(decoder.layers, stage, pp).unwrap()).collect();
+            (0..pp).map(|stage| Stage::one_of(definition.layers(), stage, pp).unwrap()).collect();
         let settings = DryRunSettings {
             config: &config,
-            decoder: &decoder,
+            definition: &*definition,
             parallel: &Parallel::default(),
             stages: &stages,
             sizes: GangSizes { pp, tp, sdp: Some(sdp) },

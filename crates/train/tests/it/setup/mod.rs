@@ -10,7 +10,7 @@ use std::sync::Arc;
 use weightloom_checkpoint::{KeyMap, Source};
 use weightloom_dtensor::{DistContext, Release};
 use weightloom_gang::{Gang, GangOptions, GangSizes, Gangs, threads};
-use weightloom_hub::{ModelLoadOptions, load_decoder, new_decoder};
+use weightloom_hub::{ModelLoadOptions, load_model, new_model};
 use weightloom_layout::DType;
 use weightloom_nn::{
     ActivationCheckpointing, Adapter, Decoder, DecoderConfig, Parallel, SequenceParallelism, Stage, Usage,
@@ -207,10 +207,10 @@ impl Trainer {
             };
             let parallel = Parallel::default();
             let decoder = match weights {
-                Weights::New => new_decoder(&recipe.config, &parallel, 7, &options).unwrap(),
+                Weights::New => new_model(&recipe.config, &parallel, 7, &options).unwrap(),
                 Weights::Of(source) => {
                     let keys = KeyMap::default();
-                    load_decoder(source, &recipe.config, &keys, &parallel, &options, &()).unwrap().decoder
+                    load_model(source, &recipe.config, &keys, &parallel, &options, &()).unwrap().model
                 }
             };
             let adapter = recipe.trained.adapter(&decoder);

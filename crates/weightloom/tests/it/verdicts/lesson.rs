@@ -126,8 +126,8 @@ pub fn pretrain(folder: &Path, hub: &Hub, lesson: &Lesson<'_>) -> f64 {
     let config = config.as_object().unwrap();
     let family = Arc::clone(hub.families.of_config(config).unwrap());
     let mut engine = engine(|options| {
-        let decoder = weightloom::hub::new_decoder(
-            &family.decoder(config).unwrap(),
+        let decoder = weightloom::hub::new_model(
+            &family.definition(config).unwrap(),
             &weightloom::nn::Parallel::default(),
             lesson.seed,
             options,
@@ -135,7 +135,7 @@ pub fn pretrain(folder: &Path, hub: &Hub, lesson: &Lesson<'_>) -> f64 {
         (decoder.unwrap(), None)
     });
     let loss = lesson.train(&mut engine);
-    let parameters = engine.stages()[0].decoder.parameters();
+    let parameters = engine.stages()[0].model.parameters();
     write(&folder.join("model.safetensors"), parameters.iter().map(|(name, value)| (name.clone(), value)));
     loss
 }
@@ -146,7 +146,7 @@ const MODULES: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj",
 pub fn tune(folder: &Path, hub: &Hub, base: &Path, rank: usize, lesson: &Lesson<'_>) -> f64 {
     let model = hub.open(&base.display().to_string(), &()).unwrap();
     let mut engine = engine(|options| {
-        let decoder = model.load(options, &()).unwrap().decoder;
+        let decoder = model.load(options, &()).unwrap().model;
         let mut adapter = Adapter::new();
         let modules: Vec<String> = decoder
             .parameters()
