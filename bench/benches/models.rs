@@ -74,25 +74,25 @@ fn ours(case: &str, folder: &Path, dtype: &str) {
             let loaded = model.load(&ModelLoadOptions { read_mode: way, ..options }, &()).expect("loaded");
             let seconds = begin.elapsed().as_secs_f64();
             let weights: usize = loaded
-                .decoder
+                .model
                 .parameters()
                 .iter()
                 .map(|(_, value)| value.shape().volume() * dtype.size())
                 .sum();
-            let touched = touch(&loaded.model);
+            let touched = touch(&*loaded.model);
             json!({"seconds": seconds, "touched": seconds + touched, "peak": peak_memory() - before, "weights": weights})
         }
         "rank" => rank(&model, begin),
         "score" => {
             let decoder = model.load(&options, &()).expect("loaded").model;
-            let tokens = prompt(&decoder, 256);
-            json!({"rate": 256.0 / median(5, || score(&decoder, &tokens))})
+            let tokens = prompt(&*decoder, 256);
+            json!({"rate": 256.0 / median(5, || score(&*decoder, &tokens))})
         }
         _ => {
             let decoder = model.load(&options, &()).expect("loaded").model;
-            let tokens = prompt(&decoder, 32);
-            let first = median(3, || decode(&decoder, &tokens, 1));
-            let all = median(3, || decode(&decoder, &tokens, 64));
+            let tokens = prompt(&*decoder, 32);
+            let first = median(3, || decode(&*decoder, &tokens, 1));
+            let all = median(3, || decode(&*decoder, &tokens, 64));
             json!({"rate": 64.0 / all, "steady": 63.0 / (all - first)})
         }
     };
@@ -123,7 +123,8 @@ fn rank(model: &Model, begin: Instant) -> Value {
             return (0, Vec::new());
         }
         let options = ModelLoadOptions { gangs, ..ModelLoadOptions::default() };
-        let parts = iter_parameters(model.source(), &config, &keys, &parallel, &options, &()).expect("parts");
+        let parts =
+            iter_parameters(model.source(), &*config, &keys, &parallel, &options, &()).expect("parts");
         let parts: Vec<_> = parts.map(|part| part.expect("read").1).collect();
         (parts.iter().map(|part| part.shape().volume() * part.dtype().size()).sum::<usize>(), parts)
     });

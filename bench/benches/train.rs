@@ -89,7 +89,7 @@ fn engine(root: Arc<dyn Gang>, folder: &Path, case: &str, dtype: &str) -> Engine
             .collect();
         let mut adapter = Adapter::new();
         for module in modules {
-            adapter.add_new(&decoder, &module, 8, 2.0, 0).expect("a module");
+            adapter.add_new(&*decoder, &module, 8, 2.0, 0).expect("a module");
         }
         adapter
     });
@@ -108,7 +108,7 @@ fn engine(root: Arc<dyn Gang>, folder: &Path, case: &str, dtype: &str) -> Engine
 }
 
 fn one_step(engine: &mut Engine, number: u64, rows: usize) -> f64 {
-    let vocabulary = engine.stages()[0].model.config().vocabulary;
+    let vocabulary = engine.stages()[0].model.definition().vocabulary();
     let token = |row: usize, place: usize| ((7919 * (row * TIME + place) + 13) % vocabulary) as i64;
     let all = |ahead: usize| {
         (0..rows).flat_map(move |row| (0..TIME).map(move |place| token(row, place + ahead))).collect()

@@ -119,7 +119,11 @@ impl RankShard {
 }
 
 /// A checkpoint under the names of the model's parameters.
-fn with_model_names(source: &Source, keys: &KeyMap, definition: &dyn ModelDefinition) -> Result<Source, HubError> {
+fn with_model_names(
+    source: &Source,
+    keys: &KeyMap,
+    definition: &dyn ModelDefinition,
+) -> Result<Source, HubError> {
     let mut keys = keys.clone();
     if definition.downcast::<DecoderConfig>().is_some_and(|config| config.head.tied) {
         // Some files contain the embedding twice.
@@ -134,7 +138,11 @@ fn with_model_names(source: &Source, keys: &KeyMap, definition: &dyn ModelDefini
 }
 
 /// A checkpoint under the model's names, checked against the model.
-fn checked_source(source: &Source, keys: &KeyMap, definition: &dyn ModelDefinition) -> Result<Source, HubError> {
+fn checked_source(
+    source: &Source,
+    keys: &KeyMap,
+    definition: &dyn ModelDefinition,
+) -> Result<Source, HubError> {
     let original = source;
     let source = with_model_names(source, keys, definition)?;
     let mut mismatch = find_mismatch(&source.index, definition);
@@ -154,7 +162,8 @@ pub(crate) fn belongs_to_training(source: &Source, name: &str) -> bool {
 
 /// Compares a checkpoint with a model.
 fn find_mismatch(index: &Index, definition: &dyn ModelDefinition) -> CheckpointMismatch {
-    let wanted: BTreeMap<String, ParameterSpec> = definition.all_parameters().into_iter().map(|spec| (spec.name.clone(), spec)).collect();
+    let wanted: BTreeMap<String, ParameterSpec> =
+        definition.all_parameters().into_iter().map(|spec| (spec.name.clone(), spec)).collect();
     let found = index.tensors();
     let unexpected: Vec<String> = found.keys().filter(|name| !wanted.contains_key(*name)).cloned().collect();
     let mut result = CheckpointMismatch { unexpected, ..CheckpointMismatch::default() };

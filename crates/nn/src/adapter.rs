@@ -15,8 +15,8 @@ use weightloom_layout::{DType, Layout, Placement, Region, Shape};
 use weightloom_tensor::{Device, Stream, Tensor};
 
 use crate::context::ForwardContext;
-use crate::model::Model;
 use crate::error::NnError;
+use crate::model::Model;
 use crate::parameter::{EMBEDDING, name_hash};
 use crate::plan::reduce_partial;
 

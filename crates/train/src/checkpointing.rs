@@ -20,7 +20,7 @@ use weightloom_gang::{Elements, GangExt};
 use weightloom_layout::ReduceOp;
 use weightloom_tensor::{HostMemory, Tensor};
 
-use crate::engine::{Tied, Engine, StageModel};
+use crate::engine::{Engine, StageModel, Tied};
 use crate::error::TrainError;
 
 /// The name of the progress in a checkpoint.

@@ -42,7 +42,7 @@ fn predicted(config: &Config) -> (StageReport, MemoryReport) {
     let decoder = decoder();
     let settings = DryRunSettings {
         config,
-        decoder: &decoder,
+        definition: &decoder,
         parallel: &Parallel::default(),
         stages: &[Stage::whole(decoder.layers)],
         sizes: GangSizes::default(),
@@ -84,7 +84,7 @@ fn measured(config: &Config, checkpointing: ActivationCheckpointing) -> (u64, u6
 
     let decoder = &engine.stages()[0].model;
     let held = memory::statistics().in_use;
-    let batch = decoder.batch(&micro.inputs, rows).unwrap();
+    let batch = decoder.shard().batch(&micro.inputs, rows).unwrap();
     let hidden = decoder
         .forward(Input::Tokens(batch.clone()), ForwardArgs { checkpointing, ..ForwardArgs::default() })
         .unwrap();

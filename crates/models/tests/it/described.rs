@@ -12,7 +12,7 @@ use weightloom_checkpoint::{
 use weightloom_gang::{GangOptions, GangSizes, Gangs, solo, threads};
 use weightloom_hub::{AnyFamily, ModelLoadOptions, YamlFamily, YamlFamilyError, arch_config, load_model};
 use weightloom_layout::{DType, Region, Shape};
-use weightloom_nn::Decoder;
+use weightloom_nn::{DecoderConfig, Model};
 
 fn examples() -> Vec<PathBuf> {
     vec![PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples/models")]
@@ -35,16 +35,16 @@ fn gemma_phi_olmo_and_mixtral_follow_as_data_alone() {
             let decoder = fixture.load(&ModelLoadOptions::default()).model;
             let prompts = fixture.prompts();
             for (row, prompt) in prompts.iter().enumerate() {
-                let apart = apart(&logits(&decoder, prompt), &fixture.logits(row));
+                let apart = apart(&logits(&*decoder, prompt), &fixture.logits(row));
                 assert!(apart <= 1e-4, "{case}: row {row} is {apart} apart");
             }
-            assert_eq!(greedy(&decoder, &prompts), [fixture.greedy(0), fixture.greedy(1)], "{case}");
+            assert_eq!(greedy(&*decoder, &prompts), [fixture.greedy(0), fixture.greedy(1)], "{case}");
         }
         let sizes = GangSizes { tp: 2, ..GangSizes::default() };
         let found = threads::run(2, GangOptions::default(), |root| {
             let gangs = Some(Gangs::new(root, &sizes).unwrap());
             let decoder = fixture.load(&ModelLoadOptions { gangs, ..ModelLoadOptions::default() }).model;
-            logits(&decoder, &fixture.prompts()[0])
+            logits(&*decoder, &fixture.prompts()[0])
         });
         for logits in found.unwrap() {
             let apart = apart(&logits, &fixture.logits(0));
@@ -82,13 +82,13 @@ fn write(folder: &std::path::Path, tensors: &[(String, Vec<usize>, Vec<f32>)]) {
     saver.save(&state, &Target::Folder(folder.to_owned()), &options, &()).unwrap();
 }
 
-fn load(family: &YamlFamily, folder: &std::path::Path, gangs: Option<Gangs>) -> Decoder {
+fn load(family: &YamlFamily, folder: &std::path::Path, gangs: Option<Gangs>) -> Box<dyn Model> {
     let config = arch_config(family, "tiny").unwrap();
     let source = Source::open(folder).unwrap();
     let keys = AnyFamily::keys(family, &config, &source.index).unwrap();
     let decoder = AnyFamily::definition(family, &config).unwrap();
     let options = ModelLoadOptions { gangs, ..ModelLoadOptions::default() };
-    load_model(&source, &decoder, &keys, &AnyFamily::parallel(family), &options, &Silent).unwrap().model
+    load_model(&source, &*decoder, &keys, &AnyFamily::parallel(family), &options, &Silent).unwrap().model
 }
 
 /// The example's checkpoint has fused, transposed and interleaved weights. The
@@ -183,19 +183,19 @@ fn the_shipped_example_loads_fused_turned_and_stacked_weights() {
         let source = Source::open(&our_folder).unwrap();
         load_model(
             &source,
-            &decoder,
+            &*decoder,
             &Default::default(),
             &AnyFamily::parallel(&family),
             &ModelLoadOptions::default(),
             &Silent,
         )
     };
-    let expected = logits(&plain.unwrap().model, &tokens);
+    let expected = logits(&*plain.unwrap().model, &tokens);
     assert!(expected.iter().any(|logit| logit.abs() > 0.1));
-    assert_eq!(logits(&load(&family, &their_folder, None), &tokens), expected);
+    assert_eq!(logits(&*load(&family, &their_folder, None), &tokens), expected);
     let sizes = GangSizes { tp: 2, ..GangSizes::default() };
     let shared = threads::run(2, GangOptions::default(), |root| {
-        logits(&load(&family, &their_folder, Some(Gangs::new(root, &sizes).unwrap())), &tokens)
+        logits(&*load(&family, &their_folder, Some(Gangs::new(root, &sizes).unwrap())), &tokens)
     });
     for logits in shared.unwrap() {
         assert!(apart(&logits, &expected) < 1e-4);
@@ -269,5 +269,7 @@ fn configurations_of_described_models_are_checked_key_by_key() {
     let error = family.with_overrides(&tiny, &map(json!({"head": 8}))).unwrap_err();
     assert_eq!(weightloom_errors::Hint::hint(&error).as_deref(), Some("did you mean `heads`?"));
     let changed = family.with_overrides(&tiny, &map(json!({"experts": 8}))).unwrap();
-    assert_eq!(AnyFamily::definition(&family, &changed).unwrap().experts.unwrap().count, 8);
+    let definition = AnyFamily::definition(&family, &changed).unwrap();
+    let experts = definition.downcast::<DecoderConfig>().unwrap().experts.as_ref().unwrap().count;
+    assert_eq!(experts, 8);
 }

@@ -34,16 +34,16 @@ fn logits_and_greedy_texts_are_those_of_transformers() {
         let decoder = fixture.load(&ModelLoadOptions::default()).model;
         let prompts = fixture.prompts();
         for (row, prompt) in prompts.iter().enumerate() {
-            let apart = apart(&logits(&decoder, prompt), &fixture.logits(row));
+            let apart = apart(&logits(&*decoder, prompt), &fixture.logits(row));
             assert!(apart <= TOLERANCE, "{case}: row {row} is {apart} apart");
             assert_eq!(
-                greedy(&decoder, std::slice::from_ref(prompt)),
+                greedy(&*decoder, std::slice::from_ref(prompt)),
                 [fixture.greedy(row)],
                 "{case}: row {row}"
             );
         }
         // Together, although they differ in length.
-        assert_eq!(greedy(&decoder, &prompts), [fixture.greedy(0), fixture.greedy(1)], "{case}: both rows");
+        assert_eq!(greedy(&*decoder, &prompts), [fixture.greedy(0), fixture.greedy(1)], "{case}: both rows");
     }
 }
 
@@ -57,11 +57,8 @@ fn older_configurations_mean_the_same() {
         else {
             panic!("no map")
         };
-        assert_eq!(
-            fixture.family.definition(&older).unwrap(),
-            fixture.family.definition(&fixture.config).unwrap(),
-            "{case}"
-        );
+        let definition = |config| fixture.family.definition(config).unwrap();
+        assert!(definition(&older).is_same(&*definition(&fixture.config)), "{case}");
     }
 }
 
@@ -81,10 +78,9 @@ fn shared_models_compute_the_same() {
         for (way, world, sizes) in ways {
             let found = threads::run(world, GangOptions::default(), |root| {
                 let gangs = Some(Gangs::new(root, &sizes).unwrap());
-                let decoder =
-                    fixture.load(&ModelLoadOptions { gangs, ..ModelLoadOptions::default() }).model;
+                let decoder = fixture.load(&ModelLoadOptions { gangs, ..ModelLoadOptions::default() }).model;
                 let prompts = fixture.prompts();
-                (logits(&decoder, &prompts[0]), greedy(&decoder, &prompts))
+                (logits(&*decoder, &prompts[0]), greedy(&*decoder, &prompts))
             });
             for (logits, greedy) in found.unwrap() {
                 let apart = apart(&logits, &fixture.logits(0));

@@ -27,7 +27,7 @@ fn ranks_read_and_hold_their_own_parts_once() {
     let fixture = Fixture::open("llama");
     let whole = fixture.load(&ModelLoadOptions::default());
     let bytes: u64 =
-        whole.decoder.parameters().iter().map(|(_, value)| value.shape().volume() as u64 * 4).sum();
+        whole.model.parameters().iter().map(|(_, value)| value.shape().volume() as u64 * 4).sum();
     assert_eq!(whole.report.read.delivered, bytes);
     assert_eq!(whole.report.read.read, bytes);
     for (world, sizes) in [
@@ -39,7 +39,7 @@ fn ranks_read_and_hold_their_own_parts_once() {
             let gangs = Some(Gangs::new(root, &sizes).unwrap());
             let loaded = fixture.load(&ModelLoadOptions { gangs, ..ModelLoadOptions::default() });
             let held: u64 = loaded
-                .decoder
+                .model
                 .parameters()
                 .iter()
                 .map(|(_, value)| value.to_local().shape().volume() as u64 * 4)
@@ -80,10 +80,10 @@ fn stages_one_behind_the_other_are_the_whole() {
         let layout = weightloom_layout::Layout::replicated(mesh);
         let received = weightloom_dtensor::DTensor::distribute(stages[1].dist(), &received, layout).unwrap();
         let hidden = stages[1].forward(Input::Hidden(received), ForwardArgs::default()).unwrap();
-        let logits = stages[1].logits(&hidden, None).unwrap().to_local().to_vec::<f32>().unwrap();
+        let logits = stages[1].logits(&hidden, None.into()).unwrap().to_local().to_vec::<f32>().unwrap();
         let apart = apart(&logits, &fixture.logits(0));
         assert!(apart <= 1e-4, "{case} in two stages is {apart} apart");
-        assert!(stages[0].logits(&hidden, None).is_err());
+        assert!(stages[0].logits(&hidden, None.into()).is_err());
     }
 }
 
@@ -92,14 +92,14 @@ fn new_models_have_the_same_numbers_however_they_are_shared() {
     let fixture = Fixture::open("qwen3_moe");
     let config = fixture.family.definition(&fixture.config).unwrap();
     let parallel = fixture.family.parallel();
-    let whole = new_model(&config, &parallel, 7, &ModelLoadOptions::default()).unwrap();
-    let other = new_model(&config, &parallel, 8, &ModelLoadOptions::default()).unwrap();
+    let whole = new_model(&*config, &parallel, 7, &ModelLoadOptions::default()).unwrap();
+    let other = new_model(&*config, &parallel, 8, &ModelLoadOptions::default()).unwrap();
     let prompt = &fixture.prompts()[0];
-    assert!(apart(&logits(&whole, prompt), &logits(&other, prompt)) > 1e-3);
+    assert!(apart(&logits(&*whole, prompt), &logits(&*other, prompt)) > 1e-3);
     let shared = threads::run(4, GangOptions::default(), |root| {
         let gangs = Some(Gangs::new(root, &GangSizes { tp: 2, ..GangSizes::default() }).unwrap());
         let options = ModelLoadOptions { gangs, ..ModelLoadOptions::default() };
-        let decoder = new_model(&config, &parallel, 7, &options).unwrap();
+        let decoder = new_model(&*config, &parallel, 7, &options).unwrap();
         decoder
             .parameters()
             .iter()
@@ -111,7 +111,7 @@ fn new_models_have_the_same_numbers_however_they_are_shared() {
             assert_eq!(own.to_local().to_vec::<f32>().unwrap(), shared, "{name}");
         }
     }
-    let empty = meta_model(&config, &parallel, &ModelLoadOptions::default()).unwrap();
+    let empty = meta_model(&*config, &parallel, &ModelLoadOptions::default()).unwrap();
     assert!(empty.parameters().iter().all(|(_, value)| value.device() == Device::Meta));
 }
 
@@ -126,7 +126,7 @@ fn parameters_come_one_by_one_as_the_rank_holds_them() {
         let options = ModelLoadOptions { gangs, ..ModelLoadOptions::default() };
         let decoder = fixture.load(&options).model;
         let parallel = fixture.family.parallel();
-        let all = iter_parameters(&source, &config, &keys, &parallel, &options, &Silent).unwrap();
+        let all = iter_parameters(&source, &*config, &keys, &parallel, &options, &Silent).unwrap();
         let mut count = 0;
         for (one, (name, loaded)) in all.zip(decoder.parameters()) {
             let (found, value) = one.unwrap();
@@ -150,14 +150,20 @@ fn dtypes_are_the_checkpoints_own_unless_another_is_asked_for() {
     let prompt = &fixture.prompts()[0];
     let input = Input::Tokens(half.tokens(&[prompt]).unwrap());
     let hidden = half.forward(input, ForwardArgs::default()).unwrap();
-    let logits =
-        half.logits(&hidden, None).unwrap().cast(DType::F32).unwrap().to_local().to_vec::<f32>().unwrap();
+    let logits = half
+        .logits(&hidden, None.into())
+        .unwrap()
+        .cast(DType::F32)
+        .unwrap()
+        .to_local()
+        .to_vec::<f32>()
+        .unwrap();
     // Eight bits of mantissa through two layers.
     assert!(apart(&logits, &fixture.logits(0)) < 0.15);
     let config = fixture.family.definition(&fixture.config).unwrap();
     let options = ModelLoadOptions { dtype: Some(DType::I64), ..ModelLoadOptions::default() };
     let error =
-        load_model(&fixture.source(), &config, &Default::default(), &Default::default(), &options, &Silent);
+        load_model(&fixture.source(), &*config, &Default::default(), &Default::default(), &options, &Silent);
     assert_eq!(error.unwrap_err().to_string(), "cannot load a model as i64: unsupported for computation");
 }
 
@@ -169,7 +175,7 @@ fn mapped_models_are_the_files_where_that_can_be() {
         let mapped = fixture
             .load(&ModelLoadOptions { read_mode: Some(ReadMode::Mapped), ..ModelLoadOptions::default() });
         let prompt = &fixture.prompts()[0];
-        assert_eq!(logits(&mapped.decoder, prompt), logits(&read.decoder, prompt), "{case}");
+        assert_eq!(logits(&*mapped.model, prompt), logits(&*read.model, prompt), "{case}");
         // Stacked and turned parameters are read all the same.
         assert!(mapped.report.read.delivered < read.report.read.delivered, "{case}");
         assert_eq!(case == "llama", mapped.report.read.delivered == 0);
@@ -177,7 +183,7 @@ fn mapped_models_are_the_files_where_that_can_be() {
             let gangs = Some(Gangs::new(root, &GangSizes { tp: 2, ..GangSizes::default() }).unwrap());
             let options =
                 ModelLoadOptions { gangs, read_mode: Some(ReadMode::Mapped), ..ModelLoadOptions::default() };
-            logits(&fixture.load(&options).model, prompt)
+            logits(&*fixture.load(&options).model, prompt)
         });
         for logits in found.unwrap() {
             assert!(apart(&logits, &fixture.logits(0)) <= 1e-4, "{case}");
@@ -191,7 +197,7 @@ fn gangs_exclude_a_device_and_meta_holds_no_data() {
     let config = fixture.family.definition(&fixture.config).unwrap();
     let load = |options: &ModelLoadOptions| {
         let keys = fixture.family.keys(&fixture.config, &fixture.source().index).unwrap();
-        load_model(&fixture.source(), &config, &keys, &fixture.family.parallel(), options, &Silent)
+        load_model(&fixture.source(), &*config, &keys, &fixture.family.parallel(), options, &Silent)
             .map(|_| ())
     };
     let meta = ModelLoadOptions { device: Some(Device::Meta), ..ModelLoadOptions::default() };
@@ -223,7 +229,7 @@ fn every_key_that_does_not_fit_is_listed() {
         let keys = fixture.family.keys(&config, &source.index).unwrap();
         load_model(
             &source,
-            &decoder,
+            &*decoder,
             &keys,
             &fixture.family.parallel(),
             &ModelLoadOptions::default(),
@@ -277,7 +283,7 @@ fn the_hub_of_a_family_keeps_to_it() {
     let file = folder.join("model.safetensors");
     let loaded = llama.load_custom_model(&file, &config, &ModelLoadOptions::default(), &Silent).unwrap();
     let prompt = &fixture.prompts()[0];
-    assert!(apart(&logits(&loaded.model, prompt), &fixture.logits(0)) <= 1e-4);
+    assert!(apart(&logits(&*loaded.model, prompt), &fixture.logits(0)) <= 1e-4);
     let count = llama.iter_checkpoint(&file, &config, &ModelLoadOptions::default(), &Silent).unwrap().count();
     assert_eq!(count, loaded.model.parameters().len());
 }
@@ -301,7 +307,7 @@ fn a_folder_is_a_model_and_a_card_can_change_it() {
     let fixture = Fixture::open("qwen3");
     let prompt = &fixture.prompts()[0];
     let decoder = model.load(&ModelLoadOptions::default(), &Silent).unwrap().model;
-    assert!(apart(&logits(&decoder, prompt), &fixture.logits(0)) <= 1e-4);
+    assert!(apart(&logits(&*decoder, prompt), &fixture.logits(0)) <= 1e-4);
     // `file://` and the file itself mean the same.
     for name in [format!("file://{path}"), format!("{path}/model.safetensors")] {
         assert_eq!(hub.open(&name, &()).unwrap().config(), model.config(), "{name}");
@@ -319,9 +325,9 @@ fn a_folder_is_a_model_and_a_card_can_change_it() {
     let mut hub = hub;
     hub.cards = settings.store(&[]);
     let plain = hub.load_model("mine", &ModelLoadOptions::default(), &(), &Silent).unwrap().model;
-    assert_eq!(logits(&plain, prompt), logits(&decoder, prompt));
+    assert_eq!(logits(&*plain, prompt), logits(&*decoder, prompt));
     let sharper = hub.load_model("mine_sharper", &ModelLoadOptions::default(), &(), &Silent).unwrap().model;
-    assert!(apart(&logits(&sharper, prompt), &logits(&plain, prompt)) > 1e-3);
+    assert!(apart(&logits(&*sharper, prompt), &logits(&*plain, prompt)) > 1e-3);
     let error = hub.open("mine_wrong", &()).unwrap_err();
     assert_eq!(error.to_string(), "`model_config` of card `mine_wrong`: unknown key `rms_norm_epz`");
     assert_eq!(error.hint().as_deref(), Some("did you mean `rms_norm_eps`?"));

@@ -6,7 +6,6 @@ use std::sync::LazyLock;
 
 use serde_json::{Map, Value};
 use weightloom_hub::Families;
-use weightloom_nn::{Stage, parameters};
 
 static FAMILIES: LazyLock<Families> = LazyLock::new(|| {
     let mut families = Families::new();
@@ -21,5 +20,5 @@ pub fn model_config(input: &[u8]) {
     let Ok(config) = family.complete(&config) else { return };
     let Ok(decoder) = family.definition(&config) else { return };
     black_box((decoder.parameter_count(), decoder.active_parameters()));
-    black_box(parameters(&decoder, &Stage::whole(decoder.layers)).len());
+    black_box(decoder.all_parameters().len());
 }

@@ -11,11 +11,7 @@ use crate::parameter::{EMBEDDING, parameters};
 /// Returns a decoder with the adapter added to its weights, each rounded once.
 ///
 /// A tied head that the adapter updates becomes untied.
-pub fn merge_adapter(
-    model: &dyn Model,
-    adapter: &Adapter,
-    strength: f64,
-) -> Result<Box<dyn Model>, NnError> {
+pub fn merge_adapter(model: &dyn Model, adapter: &Adapter, strength: f64) -> Result<Box<dyn Model>, NnError> {
     let foreign = || NnError::NoMerge { model: model.definition().name().to_owned() };
     let decoder = model.downcast::<Decoder>().ok_or_else(foreign)?;
     let mut config = decoder.config().clone();

@@ -7,8 +7,8 @@ use weightloom_layout::{DType, Shape};
 use weightloom_tensor::{Tensor, no_grad};
 
 use super::{Adapter, LowRank};
-use crate::model::Model;
 use crate::error::NnError;
+use crate::model::Model;
 use crate::parameter::EMBEDDING;
 
 /// The role of an adapter tensor.

@@ -102,7 +102,6 @@ impl SequenceOutput for PrefixTreeOutput<'_> {
             }
         })
     }
-
 }
 
 impl PrefixTreeOutput<'_> {

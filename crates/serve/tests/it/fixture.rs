@@ -47,11 +47,11 @@ pub fn generator(positions: usize, chats: Chats) -> TextGenerator {
     let source = Source::open(folder.join("model.safetensors")).unwrap();
     let keys = family.keys(&config, &source.index).unwrap();
     let options = ModelLoadOptions::default();
-    let loaded = load_model(&source, &decoder, &keys, &family.parallel(), &options, &Silent).unwrap();
+    let loaded = load_model(&source, &*decoder, &keys, &family.parallel(), &options, &Silent).unwrap();
     let texts = tempfile::tempdir().unwrap();
     write_tokenizer(texts.path(), chats);
     TextGenerator {
-        decoder: loaded.model,
+        model: loaded.model,
         adapter: None,
         tokenizer: Tokenizer::from_folder(texts.path()).unwrap(),
         templates: ChatTemplates::from_folder(texts.path()).unwrap(),

@@ -331,11 +331,11 @@ pub(crate) fn writer(adapter: Option<&Path>) -> TextGenerator {
     let decoder = model.load(&options, &()).unwrap().model;
     let adapter = adapter.map(|folder| {
         let source = Source::open(folder).unwrap();
-        (model.adapter(&decoder, &source, &()).unwrap(), 1.0)
+        (model.adapter(&*decoder, &source, &()).unwrap(), 1.0)
     });
     TextGenerator {
         adapter,
-        decoder,
+        model: decoder,
         tokenizer: model.tokenizer().unwrap(),
         templates: model.chat_templates().unwrap(),
         defaults: model.generation_defaults().unwrap(),

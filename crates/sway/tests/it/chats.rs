@@ -169,9 +169,9 @@ fn chats_are_continued_like_the_text_generator_continues_them() {
     let workspace = Workspace::new(Some(TEMPLATE));
     let model = workspace.model();
     let decoder = model.load(&ModelLoadOptions::default(), &()).unwrap().model;
-    let adapter = model.adapter(&decoder, &Source::open(workspace.path("adapter")).unwrap(), &()).unwrap();
+    let adapter = model.adapter(&*decoder, &Source::open(workspace.path("adapter")).unwrap(), &()).unwrap();
     let generator = TextGenerator {
-        decoder,
+        model: decoder,
         adapter: Some((adapter, 1.0)),
         tokenizer: model.tokenizer().unwrap(),
         templates: model.chat_templates().unwrap(),

@@ -207,7 +207,11 @@ impl StageCosts {
         let elements = |bytes: u64| bytes / STORAGE_DTYPE.size() as u64;
         let least_parameter_bytes = least_bytes(all())?;
         let (gathered, norms) = (gathered(context, &*stage.model), norm_axes(&values));
-        let tied_bytes = context.definition.tied_parameter().and_then(|tied| stage.model.parameter(tied)).map_or(0, local_bytes);
+        let tied_bytes = context
+            .definition
+            .tied_parameter()
+            .and_then(|tied| stage.model.parameter(tied))
+            .map_or(0, local_bytes);
         stage.dist.take_comm_log();
         let passes = Passes::new(context, &stage)?;
         drop(values);

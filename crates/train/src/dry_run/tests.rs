@@ -13,7 +13,7 @@ use weightloom_errors::Hint;
 use weightloom_gang::{Gang, GangOptions, Gangs, threads};
 use weightloom_hub::{ModelLoadOptions, new_model};
 use weightloom_layout::{DType, Placement, Shape};
-use weightloom_nn::{Adapter, AttentionConfig, MlpConfig};
+use weightloom_nn::{Adapter, AttentionConfig, DecoderConfig, MlpConfig};
 use weightloom_tensor::Tensor;
 
 use super::*;
@@ -95,7 +95,15 @@ fn dry(config: &Config, decoder: &DecoderConfig, mesh: Mesh) -> Result<DryRun, D
     };
     let stages = stages(decoder, sizes.pp * chunks);
     let parallel = Parallel::default();
-    run(&DryRunSettings { config, decoder, parallel: &parallel, stages: &stages, sizes, world, data: None })
+    run(&DryRunSettings {
+        config,
+        definition: decoder,
+        parallel: &parallel,
+        stages: &stages,
+        sizes,
+        world,
+        data: None,
+    })
 }
 
 /// What an engine holds and sends in a step.
@@ -144,7 +152,7 @@ fn engine(root: Arc<dyn Gang>, config: &Config, decoder: &DecoderConfig, mesh: M
             },
             ..config.clone()
         },
-        decoder,
+        definition: decoder,
         parallel: &parallel,
         stages: &whole,
         sizes: GangSizes { pp: 1, tp: 1, sdp: None },
@@ -182,7 +190,7 @@ fn engine(root: Arc<dyn Gang>, config: &Config, decoder: &DecoderConfig, mesh: M
                 .map(str::to_owned)
                 .collect();
             for module in modules {
-                adapter.add_new(&decoder, &module, lora.rank, 2.0, 3).unwrap();
+                adapter.add_new(&*decoder, &module, lora.rank, 2.0, 3).unwrap();
             }
             adapter
         });
@@ -226,8 +234,7 @@ fn real(config: &Config, decoder: &DecoderConfig, mesh: Mesh) -> Vec<Real> {
         engine.forward_backward(&StepSettings { number: 2, ..settings }, &micros, 1.0, &mut ()).unwrap();
         let mut found = Real { parameters: 0, gradients: 0, optimizer: 0, sent };
         for stage in &engine.stages {
-            found.parameters +=
-                bytes_of(stage.model.parameters().iter().map(|(_, value)| value.to_local()));
+            found.parameters += bytes_of(stage.model.parameters().iter().map(|(_, value)| value.to_local()));
             let matrices = stage.adapter.iter().flat_map(Adapter::matrices);
             found.parameters += bytes_of(matrices.map(|(_, value)| value.to_local()).collect::<Vec<_>>());
             found.optimizer += bytes_of(stage.states.values().flatten());
@@ -387,7 +394,7 @@ fn available_data_has_an_order_digest() {
     let parallel = Parallel::default();
     let settings = DryRunSettings {
         config: &config,
-        decoder: &decoder,
+        definition: &decoder,
         parallel: &parallel,
         stages: &stages,
         sizes: ranks(1).sizes,
@@ -437,7 +444,7 @@ fn impossible_runs_are_errors_with_hints() {
     let stages = stages(&decoder, 3);
     let settings = DryRunSettings {
         config: &config,
-        decoder: &decoder,
+        definition: &decoder,
         parallel: &parallel,
         stages: &stages,
         sizes: ranks(2).pp(2).sizes,

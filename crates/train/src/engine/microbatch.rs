@@ -285,7 +285,8 @@ impl Engine {
         let stage = self.stages.first().ok_or(TrainError::NoStage { number: 0, rank: 0 })?;
         let plan = stage.model.plan();
         let layout = plan.hidden_layout(plan.batch_layout()?)?;
-        let shape = [batch.rows * plan.data_parallel_size(), batch.seq_len(), stage.model.definition().hidden()];
+        let shape =
+            [batch.rows * plan.data_parallel_size(), batch.seq_len(), stage.model.definition().hidden()];
         let shape = Shape::new(&shape).map_err(TensorError::from)?;
         let local = layout.local_shape(&shape, self.dist.rank()).map_err(weightloom_nn::NnError::from)?;
         let received = self.receive_local(self.compute_dtype(), &local, from, tag)?;

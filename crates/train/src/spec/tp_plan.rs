@@ -91,7 +91,7 @@ mod tests {
     use proptest::collection::btree_map;
     use proptest::prelude::*;
     use weightloom_errors::Hint;
-    use weightloom_nn::{AttentionConfig, HeadConfig, PositionConfig};
+    use weightloom_nn::{AttentionConfig, DecoderConfig, HeadConfig, PositionConfig, Stage, parameters};
 
     use super::*;
     use crate::models;

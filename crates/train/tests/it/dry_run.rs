@@ -48,7 +48,7 @@ fn run(schedule: &str, vpp: usize, recompute: &str) -> DryRun {
         (0..16 * vpp).map(|stage| Stage::one_of(decoder.layers, stage, 16 * vpp).unwrap()).collect();
     let settings = DryRunSettings {
         config: &config,
-        decoder: &decoder,
+        definition: &decoder,
         parallel: &Parallel::default(),
         stages: &stages,
         sizes: GangSizes { pp: 16, tp: 8, sdp: Some(16) },

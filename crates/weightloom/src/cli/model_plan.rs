@@ -99,7 +99,8 @@ pub(super) fn run(name: &str, sharing: &Sharing, hub: &HubArgs, output: Output) 
         Some(rank) => vec![rank],
         None => (0..world).collect(),
     };
-    let ranks = ranks.into_iter().map(|rank| plan(&*definition, &family.parallel(), mesh, rank, dtype, sharing));
+    let ranks =
+        ranks.into_iter().map(|rank| plan(&*definition, &family.parallel(), mesh, rank, dtype, sharing));
     let planned = Planned {
         model: name.to_owned(),
         family: family.name().to_owned(),

@@ -184,7 +184,7 @@ mod tests {
         let keys = family.keys(&config, &source.index).unwrap();
         let made = family.definition(&config).unwrap();
         let options = ModelLoadOptions::default();
-        let loaded = load_model(&source, &made, &keys, &family.parallel(), &options, &()).unwrap();
+        let loaded = load_model(&source, &*made, &keys, &family.parallel(), &options, &()).unwrap();
         let source = Source::open(folder.join("adapter")).unwrap();
         let adapter = load_adapter(&source, &*loaded.model, &*family, &config, &()).unwrap();
         (loaded.model, adapter, json(&folder.join("views.json")))

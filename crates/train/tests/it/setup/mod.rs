@@ -13,7 +13,7 @@ use weightloom_gang::{Gang, GangOptions, GangSizes, Gangs, threads};
 use weightloom_hub::{ModelLoadOptions, load_model, new_model};
 use weightloom_layout::DType;
 use weightloom_nn::{
-    ActivationCheckpointing, Adapter, Decoder, DecoderConfig, Parallel, SequenceParallelism, Stage, Usage,
+    ActivationCheckpointing, Adapter, DecoderConfig, Model, Parallel, SequenceParallelism, Stage, Usage,
 };
 use weightloom_tensor::Tensor;
 use weightloom_train::config::{OptimizerConfig, OptimizerKind, PipelineSchedule};
@@ -71,7 +71,7 @@ pub enum Trained {
 
 impl Trained {
     /// The adapter of a stage.
-    fn adapter(&self, decoder: &Decoder) -> Option<Adapter> {
+    fn adapter(&self, decoder: &dyn Model) -> Option<Adapter> {
         let mut adapter = Adapter::new();
         match self {
             Self::Weights => return None,
@@ -213,7 +213,7 @@ impl Trainer {
                     load_model(source, &recipe.config, &keys, &parallel, &options, &()).unwrap().model
                 }
             };
-            let adapter = recipe.trained.adapter(&decoder);
+            let adapter = recipe.trained.adapter(&*decoder);
             stages.push((number, decoder, adapter));
         }
         let settings = EngineSettings {
