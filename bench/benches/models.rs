@@ -20,7 +20,7 @@ use weightloom_hub::cards::CardStore;
 use weightloom_hub::fetch::FetchSettings;
 use weightloom_hub::{Families, Hub, Model, ModelLoadOptions, iter_parameters};
 use weightloom_layout::DType;
-use weightloom_nn::{Decoder, ForwardArgs, GenerateRequest, Generation, Input};
+use weightloom_nn::{self as nn, ForwardArgs, GenerateRequest, Generation, Input};
 use weightloom_tensor::no_grad;
 
 const ROUNDS: usize = 3;
@@ -100,7 +100,7 @@ fn ours(case: &str, folder: &Path, dtype: &str) {
 }
 
 /// Time to read a byte of each page of every parameter, in seconds.
-fn touch(decoder: &Decoder) -> f64 {
+fn touch(decoder: &dyn nn::Model) -> f64 {
     let begin = Instant::now();
     for (_, value) in decoder.parameters() {
         let sum = value
@@ -132,20 +132,20 @@ fn rank(model: &Model, begin: Instant) -> Value {
     json!({"seconds": begin.elapsed().as_secs_f64(), "bytes": bytes, "peak": peak_memory()})
 }
 
-fn prompt(decoder: &Decoder, length: usize) -> Vec<u32> {
-    (0..length).map(|place| ((7919 * place + 13) % decoder.config().vocabulary) as u32).collect()
+fn prompt(decoder: &dyn nn::Model, length: usize) -> Vec<u32> {
+    (0..length).map(|place| ((7919 * place + 13) % decoder.definition().vocabulary()) as u32).collect()
 }
 
 /// Logits of all positions.
-fn score(decoder: &Decoder, tokens: &[u32]) {
+fn score(decoder: &dyn nn::Model, tokens: &[u32]) {
     no_grad(|| {
         let input = Input::Tokens(decoder.tokens(&[tokens]).expect("tokens"));
         let hidden = decoder.forward(input, ForwardArgs::default()).expect("hidden");
-        std::hint::black_box(decoder.logits(&hidden, None).expect("logits"));
+        std::hint::black_box(decoder.logits(&hidden, None.into()).expect("logits"));
     });
 }
 
-fn decode(decoder: &Decoder, tokens: &[u32], count: usize) {
+fn decode(decoder: &dyn nn::Model, tokens: &[u32], count: usize) {
     let request = GenerateRequest {
         prompts: vec![tokens.to_vec()],
         max_new_tokens: count,
