@@ -23,6 +23,7 @@ use crate::save::{
 use crate::scan::{ScanOrder, ScannedTensor, scan};
 use crate::state::{Bytes, Section};
 use crate::storage::StorageError;
+use crate::tree::PathSegment;
 use crate::verify::{Damage, DamagedChunk};
 
 /// The longest asset that is copied.
@@ -64,9 +65,12 @@ pub fn convert(
     let mut save = options.save.clone();
     if let Some(manifest) = &source.manifest {
         save.step = save.step.or(manifest.step);
-        if save.paths.is_empty() {
-            save.paths.clone_from(&manifest.paths);
-        }
+    }
+    if save.paths.is_empty() {
+        // A path that is its name says nothing.
+        let is_nested = |name: &str, path: &[PathSegment]| !matches!(path, [PathSegment::Key(key)] if key == name);
+        let paths = source.paths()?.into_iter();
+        save.paths = paths.filter(|(name, path)| is_nested(name, path)).collect();
     }
     let adapter;
     let source = match save.format {
@@ -88,6 +92,7 @@ pub fn convert(
         }
     };
     let selection = Selection::new(source, options, save.format)?;
+    save.paths.retain(|name, _| selection.has(name));
     let gang = solo(GangOptions::default());
     let assets = save.assets.keys().cloned().collect();
     let opened = OpenTarget::open(target, &selection.batch, &selection.metadata, &save, &*gang)?;
@@ -113,7 +118,8 @@ fn write_all(
 ) -> Result<WriteOutcome, CheckpointError> {
     let output = Output::new(opened);
     let missing = |name: &str| PlanError::NoSuchItem { name: name.to_owned() };
-    let location_of = |name: &str| opened.location(name).ok_or_else(|| missing(name));
+    let location_of =
+        |name: &str| opened.location(&MetadataIndex::whole(name)).ok_or_else(|| missing(name));
     let mut tensors = Vec::new();
     for (name, tensor) in &selection.metadata.tensors {
         let entry = source.index.tensors().get(name).ok_or_else(|| missing(name))?;
@@ -167,6 +173,7 @@ fn write_all(
     }
     for (item, bytes) in &selection.bytes {
         let name = &item.index.name;
+        opened.add_entry(item, &sums);
         if !opened.is_in_frame(name) {
             sums.add_run(name, 0, bytes);
             output.write(location_of(name)?, 0, bytes)?;
@@ -234,6 +241,10 @@ struct Selection {
 }
 
 impl Selection {
+    fn has(&self, name: &str) -> bool {
+        self.metadata.tensors.contains_key(name) || self.metadata.bytes.contains_key(name)
+    }
+
     fn new(source: &Source, options: &ConvertOptions, format: SaveFormat) -> Result<Self, CheckpointError> {
         let wanted =
             |name: &str| options.only.as_ref().is_none_or(|only| only.iter().any(|chosen| chosen == name));
