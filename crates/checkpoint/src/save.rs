@@ -130,9 +130,10 @@ impl Saver {
         let started = Instant::now();
         let (batch, opened) = self.prepare(state, target, options)?;
         let context = WriteContext { target: &opened, threads: options.threads, gang: &*self.gang, observer };
-        let written = batch.write(context);
+        let calls = self.calls();
+        let written = batch.write(context).map_err(|error| calls.blame(error));
         let concluded = opened.conclude(written, &*self.gang);
-        let (bytes, fingerprints) = concluded.map_err(|error| self.calls().blame(error))?;
+        let (bytes, fingerprints) = concluded.map_err(|error| calls.blame(error))?;
         let total = started.elapsed();
         Ok(SaveReport {
             fingerprint: fingerprints.whole,
@@ -170,7 +171,7 @@ impl Saver {
         let (threads, calls) = (options.threads, self.calls());
         self.pending = Some(self.background.start(move |gang| {
             let context = WriteContext { target: &opened, threads, gang, observer: &*observer };
-            let written = staged.write(context);
+            let written = staged.write(context).map_err(|error| calls.blame(error));
             let concluded = opened.conclude(written, gang).map_err(|error| calls.blame(error));
             let finished = concluded.map(|(bytes, fingerprints)| {
                 let total = started.elapsed();
@@ -210,7 +211,7 @@ impl Saver {
         let (plan, metadata) = self.plan(state)?;
         let redistributed = redistribute(&plan, state, &self.gang)?;
         let batch = WriteBatch::new(&*self.planner, state, &plan, redistributed);
-        let batch = collective_result(&*self.gang, batch)?;
+        let batch = collective_result(&*self.gang, batch.map_err(|error| self.calls().blame(error)))?;
         let opened = OpenTarget::open(target, &batch, &metadata, options, &*self.gang)?;
         Ok((batch, Arc::new(opened)))
     }

@@ -33,7 +33,7 @@ impl PlannerCalls {
         match catch_unwind(AssertUnwindSafe(body)) {
             Ok(Ok(value)) => Ok(value),
             // The default planners report conflicts of the state, not mistakes
-            // of their own.
+            // that they made.
             Ok(Err(error)) if self.name == super::STANDARD => Err(error.into()),
             Ok(Err(error)) => Err(self.error(error.into_problem())),
             Err(payload) => {
@@ -55,6 +55,7 @@ impl PlannerCalls {
     /// Names the planner in an error about what was written.
     pub(crate) fn blame(&self, error: CheckpointError) -> CheckpointError {
         match error {
+            CheckpointError::Plan(error) if self.name != super::STANDARD => self.error(error.into_problem()),
             CheckpointError::NotWrittenOnce { tensor: name } => {
                 self.error(PlannerProblem::NotWrittenOnce { name })
             }

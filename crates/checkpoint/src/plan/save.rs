@@ -102,7 +102,7 @@ pub enum PlanError {
     NotHeld { name: String, rank: usize, wanted: Region, held: Region },
     #[error(transparent)]
     Data(#[from] PlanDataError),
-    /// For planners with reasons of their own; errors name the planner.
+    /// For any other reason of a planner; errors name the planner.
     #[error("the planner refused: {reason}")]
     Refused { reason: String },
     #[error("the planner was not configured")]
