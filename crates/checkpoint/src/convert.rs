@@ -23,7 +23,7 @@ use crate::save::{
 use crate::scan::{ScanOrder, ScannedTensor, scan};
 use crate::state::{Bytes, Section};
 use crate::storage::StorageError;
-use crate::tree::PathSegment;
+use crate::tree::{PathSegment, Paths};
 use crate::verify::{Damage, DamagedChunk};
 
 /// The longest asset that is copied.
@@ -66,12 +66,6 @@ pub fn convert(
     if let Some(manifest) = &source.manifest {
         save.step = save.step.or(manifest.step);
     }
-    if save.paths.is_empty() {
-        // A path that is its name says nothing.
-        let is_nested = |name: &str, path: &[PathSegment]| !matches!(path, [PathSegment::Key(key)] if key == name);
-        let paths = source.paths()?.into_iter();
-        save.paths = paths.filter(|(name, path)| is_nested(name, path)).collect();
-    }
     let adapter;
     let source = match save.format {
         SaveFormat::Peft => {
@@ -92,7 +86,9 @@ pub fn convert(
         }
     };
     let selection = Selection::new(source, options, save.format)?;
-    save.paths.retain(|name, _| selection.has(name));
+    if save.paths.is_empty() {
+        save.paths = nested_paths(source, &selection)?;
+    }
     let gang = solo(GangOptions::default());
     let assets = save.assets.keys().cloned().collect();
     let opened = OpenTarget::open(target, &selection.batch, &selection.metadata, &save, &*gang)?;
@@ -118,8 +114,7 @@ fn write_all(
 ) -> Result<WriteOutcome, CheckpointError> {
     let output = Output::new(opened);
     let missing = |name: &str| PlanError::NoSuchItem { name: name.to_owned() };
-    let location_of =
-        |name: &str| opened.location(&MetadataIndex::whole(name)).ok_or_else(|| missing(name));
+    let location_of = |name: &str| opened.location(&MetadataIndex::whole(name)).ok_or_else(|| missing(name));
     let mut tensors = Vec::new();
     for (name, tensor) in &selection.metadata.tensors {
         let entry = source.index.tensors().get(name).ok_or_else(|| missing(name))?;
@@ -240,11 +235,21 @@ struct Selection {
     left_out: Vec<String>,
 }
 
-impl Selection {
-    fn has(&self, name: &str) -> bool {
-        self.metadata.tensors.contains_key(name) || self.metadata.bytes.contains_key(name)
+/// The paths of the selected entries, but for those that are just the name.
+fn nested_paths(source: &Source, selection: &Selection) -> Result<Paths, CheckpointError> {
+    let mut paths = source.paths()?;
+    for (item, bytes) in &selection.bytes {
+        source.mark_empty(&mut paths, &item.index.name, bytes);
     }
+    paths.retain(|name, path| {
+        let Metadata { tensors, bytes, .. } = &selection.metadata;
+        let is_flat = matches!(path.as_slice(), [PathSegment::Key(key)] if key == name);
+        !is_flat && (tensors.contains_key(name) || bytes.contains_key(name))
+    });
+    Ok(paths)
+}
 
+impl Selection {
     fn new(source: &Source, options: &ConvertOptions, format: SaveFormat) -> Result<Self, CheckpointError> {
         let wanted =
             |name: &str| options.only.as_ref().is_none_or(|only| only.iter().any(|chosen| chosen == name));

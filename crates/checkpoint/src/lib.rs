@@ -92,9 +92,7 @@ pub use save::{SaveFormat, SaveOptions, SaveReport, Saver, Target, TargetError};
 pub use signature::{
     PublicKey, SIGNATURE_FILE, SignatureError, SignedFiles, SigningKey, sign, verify_signature,
 };
-pub use state::{
-    Bytes, Leaf, LeafValue, LocalTensor, Section, SerializeError, Sharding, State, TensorSpec,
-};
+pub use state::{Bytes, Leaf, LeafValue, LocalTensor, Section, SerializeError, Sharding, State, TensorSpec};
 pub use stats::{Fingerprints, TensorStats, fingerprint, stats};
 pub use storage::{LocalStorage, MemoryStorage, Storage, StorageError, Upload};
 #[cfg(feature = "object-store")]

@@ -1,6 +1,6 @@
 //! The nested state of a checkpoint.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value as Json;
 use weightloom_layout::Region;
@@ -12,7 +12,7 @@ use crate::model_part::PATHS;
 use crate::observer::Observer;
 use crate::read::{ReadOptions, ReadRequest, read};
 use crate::state::{Leaf, LeafValue, LocalTensor, Section, Sharding, TensorSpec};
-use crate::tree::{PathSegment, Paths, Tree, unflatten};
+use crate::tree::{EmptyNode, PathSegment, Paths, Tree, unflatten};
 
 /// The longest path that is followed: trees are walked by recursion.
 const MAX_DEPTH: usize = 256;
@@ -45,11 +45,7 @@ impl Source {
         let mut leaves = BTreeMap::new();
         for name in self.index.values() {
             let bytes = self.read_bytes(name)?.unwrap_or_default();
-            let is_empty_node = bytes == b"{}" || bytes == b"[]";
-            if let Some(path) = paths.get_mut(name).filter(|_| self.index.format() == Format::Dcp && is_empty_node) {
-                // What torch flattens is never a dict or a list, unless it is empty.
-                path.push(PathSegment::Empty);
-            }
+            self.mark_empty(&mut paths, name, &bytes);
             let value = LeafValue::Bytes(bytes.into());
             leaves.insert(name.clone(), Leaf { section: Section::Training, value });
         }
@@ -58,12 +54,26 @@ impl Source {
             let section = said.map_or(Section::Model, |said| said.section);
             leaves.insert(name, Leaf { section, value: LeafValue::Tensor(tensor) });
         }
-        let names: Vec<String> = leaves.keys().cloned().collect();
+        let places: BTreeMap<String, Vec<PathSegment>> =
+            leaves.keys().map(|name| (name.clone(), place_of(name, &paths))).collect();
         let tree = unflatten(leaves, &paths);
-        // Paths of a file may lead two entries to one place.
-        match names.into_iter().find(|name| !leads_to_leaf(&tree, name, &paths)) {
-            Some(name) => Err(CheckpointError::Path { name }),
+        // Paths of a file may lead two entries to one place, or one through
+        // another.
+        let mut taken = BTreeSet::new();
+        match places.iter().find(|(_, place)| !taken.insert(*place) || !leads_to_leaf(&tree, place)) {
+            Some((name, _)) => Err(CheckpointError::Path { name: name.clone() }),
             None => Ok(tree),
+        }
+    }
+
+    /// Marks the path of an empty dict or list of a DCP folder. Torch flattens
+    /// all others, so that a value is never one unless it is empty.
+    pub(crate) fn mark_empty(&self, paths: &mut Paths, name: &str, bytes: &[u8]) {
+        if self.index.format() == Format::Dcp
+            && EmptyNode::of_json(bytes).is_some()
+            && let Some(path) = paths.get_mut(name)
+        {
+            path.push(PathSegment::Empty);
         }
     }
 
@@ -74,7 +84,8 @@ impl Source {
         observer: &dyn Observer,
     ) -> Result<Vec<(String, LocalTensor<'static>)>, CheckpointError> {
         let tensors = self.index.tensors();
-        let mut buffers: Vec<Vec<u8>> = tensors.values().map(|entry| vec![0; entry.bytes() as usize]).collect();
+        let mut buffers: Vec<Vec<u8>> =
+            tensors.values().map(|entry| vec![0; entry.bytes() as usize]).collect();
         let requests = tensors.iter().zip(&mut buffers).map(|((name, entry), into)| {
             let region = Region::whole(&entry.shape);
             ReadRequest { entry, name, region, dtype: entry.dtype, into }
@@ -89,11 +100,15 @@ impl Source {
     }
 }
 
-/// Whether the path of a name leads to an entry or an empty node.
-fn leads_to_leaf(tree: &Tree<Leaf<'_>>, name: &str, paths: &Paths) -> bool {
-    let root = [PathSegment::Key(name.to_owned())];
+/// The path of a name. One without a path is a child of the root.
+fn place_of(name: &str, paths: &Paths) -> Vec<PathSegment> {
+    paths.get(name).cloned().unwrap_or_else(|| vec![PathSegment::Key(name.to_owned())])
+}
+
+/// Whether a path leads to an entry or an empty node.
+fn leads_to_leaf(tree: &Tree<Leaf<'_>>, path: &[PathSegment]) -> bool {
     let mut node = tree;
-    for segment in paths.get(name).map_or(root.as_slice(), Vec::as_slice) {
+    for segment in path {
         let child = match (node, segment) {
             (Tree::List(children), PathSegment::Index(number)) => children.get(*number),
             (Tree::Map(children), PathSegment::Empty) => return children.is_empty(),

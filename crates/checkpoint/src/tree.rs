@@ -70,7 +70,7 @@ impl EmptyNode {
         }
     }
 
-    fn of_json(bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn of_json(bytes: &[u8]) -> Option<Self> {
         [Self::Map, Self::List].into_iter().find(|node| node.json() == bytes)
     }
 }

@@ -78,7 +78,8 @@ pub(super) fn reread_tensors(plan: &LoadPlan, reads: &[PlannedRead]) -> BTreeSet
     for (item, read) in plan.tensors.iter().zip(reads) {
         sources.entry(&item.storage.name).or_default().push(&read.source);
     }
-    let overlaps = sources.into_iter().filter_map(|(name, mut regions)| overlap(&mut regions).then_some(name));
+    let overlaps =
+        sources.into_iter().filter_map(|(name, mut regions)| overlap(&mut regions).then_some(name));
     overlaps.map(str::to_owned).collect()
 }
 

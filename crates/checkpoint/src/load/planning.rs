@@ -59,14 +59,13 @@ pub(super) fn plan(
         });
         plan = collective_result(gang, global)?;
     }
-    let finalized = match origin {
-        PlanOrigin::Standard => calls.run("finalize", || planner.finalize(plan)).map(|plan| CheckedPlan {
-            plan,
-            reads: None,
-            reread: BTreeSet::new(),
-        }),
-        PlanOrigin::Custom => finalize(source, planner, calls, plan),
-    };
+    let finalized =
+        match origin {
+            PlanOrigin::Standard => calls
+                .run("finalize", || planner.finalize(plan))
+                .map(|plan| CheckedPlan { plan, reads: None, reread: BTreeSet::new() }),
+            PlanOrigin::Custom => finalize(source, planner, calls, plan),
+        };
     collective_result(gang, finalized)
 }
 

@@ -37,7 +37,12 @@ pub(super) fn replica_counts(state: &LoadState<'_>) -> ReplicaCounts {
 pub(super) struct ReplicaReaders(BTreeMap<String, Vec<usize>>);
 
 impl ReplicaReaders {
-    pub(super) fn new(source: &Source, state: &LoadState<'_>, gang: &dyn Gang, replicas: ReplicaReads) -> Self {
+    pub(super) fn new(
+        source: &Source,
+        state: &LoadState<'_>,
+        gang: &dyn Gang,
+        replicas: ReplicaReads,
+    ) -> Self {
         let is_remote = source.storage.folder().is_none();
         let once = replicas == ReplicaReads::Once || replicas == ReplicaReads::Auto && is_remote;
         if !once || gang.size() == 1 {

@@ -47,7 +47,8 @@ impl PlanCache {
         caching: PlanCaching,
         gang: &dyn Gang,
     ) -> Result<Option<(SavePlan, Metadata)>, CheckpointError> {
-        let known = self.last.as_ref().filter(|last| caching == PlanCaching::WhileUnchanged && last.fits(local));
+        let known =
+            self.last.as_ref().filter(|last| caching == PlanCaching::WhileUnchanged && last.fits(local));
         let mut unchanged = [u64::from(known.is_some())];
         gang.all_reduce(&mut unchanged, ReduceOp::Sum)?;
         let Some(known) = known.filter(|_| unchanged[0] == gang.size() as u64) else { return Ok(None) };

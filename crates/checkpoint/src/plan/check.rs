@@ -4,6 +4,7 @@
 //! That the plans of all ranks together write every element exactly once shows
 //! when they have been written, from the runs themselves.
 
+use rustc_hash::FxHashSet;
 use weightloom_layout::{DType, Shape};
 
 use super::calls::PlannerCalls;
@@ -21,8 +22,13 @@ pub(super) fn check_save_plan(
     state: &State<'_>,
     (plan, metadata): (&SavePlan, &Metadata),
 ) -> Result<(), CheckpointError> {
+    let mut seen = FxHashSet::default();
     for item in &plan.items {
         check_item(item, metadata).map_err(|problem| calls.error(problem))?;
+        let is_empty = matches!(&item.data, WriteData::Tensor { region, .. } if region.is_empty());
+        if !is_empty && !seen.insert((&item.index.name, &item.index.offset)) {
+            return Err(calls.error(PlannerProblem::Repeated { name: item.index.name.clone() }));
+        }
     }
     let described = |name: &str| metadata.tensors.contains_key(name) || metadata.bytes.contains_key(name);
     let dropped = calls.ask("saved_name", || {
@@ -56,12 +62,9 @@ fn check_item(item: &WriteItem, metadata: &Metadata) -> Result<(), PlannerProble
             region
                 .check_inside(shape)
                 .map_err(|problem| PlannerProblem::Outside { name: name(), problem })?;
-            match &item.index.offset {
-                Some(offset) if offset.as_slice() != region.start() => {
-                    let (offset, region) = (offset.clone(), region.clone());
-                    return Err(PlannerProblem::Offset { name: name(), offset, region });
-                }
-                _ => {}
+            if item.index.offset.as_deref() != Some(region.start()) {
+                let (offset, region) = (item.index.offset.clone().unwrap_or_default(), region.clone());
+                return Err(PlannerProblem::Offset { name: name(), offset, region });
             }
         }
     }

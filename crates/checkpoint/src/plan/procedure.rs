@@ -38,9 +38,7 @@ pub(crate) fn plan_cached_save(
     let agreement = agree(gang, digest.as_ref().ok().copied().flatten())?;
     collective_result(gang, digest)?;
     let (plan, metadata) = match agreement {
-        Agreement::Alone => {
-            collective_result(gang, calls.run("derived_plan", || planner.derived_plan()))?
-        }
+        Agreement::Alone => collective_result(gang, calls.run("derived_plan", || planner.derived_plan()))?,
         Agreement::Gather => gathered_plan(&calls, planner, gang, cache)?,
     };
     let finalized = calls.run("finalize", || planner.finalize(plan)).and_then(|plan| {
@@ -69,13 +67,14 @@ fn gathered_plan(
     }
     cache.clear();
     let locals = gang.all_gather_objects(&local)?;
-    let global = calls.run("global_plan", || planner.global_plan(locals)).and_then(|(mut plans, metadata)| {
-        if plans.len() != gang.size() {
-            let (expected, found) = (gang.size(), plans.len());
-            return Err(calls.error(PlannerProblem::PlanCount { expected, found }));
-        }
-        Ok((plans.swap_remove(gang.rank()), metadata))
-    });
+    let global =
+        calls.run("global_plan", || planner.global_plan(locals)).and_then(|(mut plans, metadata)| {
+            if plans.len() != gang.size() {
+                let (expected, found) = (gang.size(), plans.len());
+                return Err(calls.error(PlannerProblem::PlanCount { expected, found }));
+            }
+            Ok((plans.swap_remove(gang.rank()), metadata))
+        });
     let (plan, metadata) = collective_result(gang, global)?;
     cache.keep(local, &plan, &metadata);
     Ok((plan, metadata))

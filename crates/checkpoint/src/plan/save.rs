@@ -148,4 +148,3 @@ impl fmt::Display for Versions<'_> {
         Ok(())
     }
 }
-

@@ -1,8 +1,6 @@
 //! The default planner of saves.
 
-use weightloom_layout::{
-    DType, Layout, Placement, Region, Shape, Tile, TileMut, copy_region,
-};
+use weightloom_layout::{DType, Layout, Placement, Region, Shape, Tile, TileMut, copy_region};
 
 use super::balance::WriteLoad;
 use super::derive::{TileCache, derive};
@@ -214,8 +212,7 @@ impl SavePlanner for StandardSavePlanner {
             return Ok((plan, metadata.clone()));
         }
         let (items, _) = derive(&self.subjects, &mut self.tiles, context.rank, context.world)?;
-        let plan =
-            SavePlan { redistributions: self.redistributions.clone(), items, ..SavePlan::default() };
+        let plan = SavePlan { redistributions: self.redistributions.clone(), items, ..SavePlan::default() };
         let metadata = self.metadata();
         if let Some(digests) = self.digests {
             self.last = Some((digests.plan, plan.clone(), metadata.clone()));

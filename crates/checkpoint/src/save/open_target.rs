@@ -7,8 +7,8 @@ use weightloom_gang::{Gang, GangExt};
 use weightloom_layout::ReduceOp;
 
 use super::SaveOptions;
-use super::batch::WriteBatch;
 use super::all_paths::gather_paths;
+use super::batch::WriteBatch;
 use super::file_plan::{FilePlan, PartLocations, StoredEntries, StoredEntry, stored_entries};
 use super::partial_folder::PartialFolder;
 use super::sequential::{FileUpload, SequentialWriter};
@@ -19,9 +19,7 @@ use crate::error::CheckpointError;
 use crate::file_layout::{FileLayout, PlannedFile, TensorLocation};
 use crate::formats::dcp::{DcpRank, METADATA_FILE};
 use crate::manifest::{FileSharing, MANIFEST_FILE};
-use crate::plan::{
-    Metadata, MetadataIndex, PlanContext, PlanData, StorageData, WriteData, WriteItem,
-};
+use crate::plan::{Metadata, MetadataIndex, PlanContext, PlanData, StorageData, WriteData, WriteItem};
 use crate::storage::Storage;
 
 /// A target that is ready to be written.

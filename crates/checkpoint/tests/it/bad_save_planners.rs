@@ -210,9 +210,8 @@ fn a_tensor_left_out_of_plans_and_metadata_is_named() {
 #[test]
 fn a_part_left_out_is_noticed() {
     let problem = common_problem(|_, plans, _| {
-        let position = |plan: &SavePlan| {
-            plan.items.iter().position(|item| item.index.name == "model.embed.weight")
-        };
+        let position =
+            |plan: &SavePlan| plan.items.iter().position(|item| item.index.name == "model.embed.weight");
         let plan = plans.iter_mut().rev().find(|plan| position(plan).is_some()).unwrap();
         plan.items.remove(position(plan).unwrap());
     });
@@ -239,9 +238,23 @@ fn bytes_are_written_exactly_once() {
 #[test]
 fn a_tensor_planned_twice_is_refused() {
     // The first item twice on one rank, which holds it.
+    let errors = refused(
+        |_, plans, _| {
+            let item = items_of(plans, "model.embed.weight").next().unwrap().clone();
+            let plan = plans.iter_mut().find(|plan| plan.items.contains(&item)).unwrap();
+            plan.items.push(item);
+        },
+        None,
+    );
+    let text = "planned `model.embed.weight` twice";
+    assert!(errors.iter().all(|error| error.to_string().contains(text)), "{errors:?}");
+    // A part of it again, on the rank that holds it.
     let problem = common_problem(|_, plans, _| {
-        let item = items_of(plans, "model.embed.weight").next().unwrap().clone();
+        let mut item = items_of(plans, "model.embed.weight").next().unwrap().clone();
         let plan = plans.iter_mut().find(|plan| plan.items.contains(&item)).unwrap();
+        let WriteData::Tensor { region, .. } = &mut item.data else { panic!("a tensor") };
+        *region = region.with_range(0, 1..3);
+        item.index = MetadataIndex::part("model.embed.weight", region);
         plan.items.push(item);
     });
     assert_eq!(problem, PlannerProblem::NotWrittenOnce { name: "model.embed.weight".to_owned() });
@@ -316,7 +329,8 @@ fn a_rank_cannot_write_what_it_does_not_hold() {
     // Two ranks swap their parts of the embedding: each element is planned once.
     let errors = refused(
         |_, plans, _| {
-            let parts: Vec<WriteItem> = items_of(plans, "model.embed.weight").map(|item| item.clone()).collect();
+            let parts: Vec<WriteItem> =
+                items_of(plans, "model.embed.weight").map(|item| item.clone()).collect();
             let turned = parts.iter().cycle().skip(1);
             items_of(plans, "model.embed.weight").zip(turned).for_each(|(item, other)| *item = other.clone());
         },

@@ -6,7 +6,7 @@
 //! - Saving: [`plans`], [`save_and_load`], [`save_dcp`], [`background`],
 //!   [`coverage`], [`plain_folders`].
 //! - Planners of users: [`bad_save_planners`], [`kept_plans`], [`load_plans`],
-//!   [`split_saves`], [`steered_loads`].
+//!   [`own_planners`], [`split_saves`], [`steered_loads`].
 //! - Failures: [`damage`], [`failing_storage`], [`killed`], [`signatures`],
 //!   [`writers`].
 //! - Object stores: [`bucket`], [`object_store`].
@@ -43,6 +43,7 @@ mod nested;
 mod npz;
 #[cfg(feature = "object-store")]
 mod object_store;
+mod own_planners;
 mod peft;
 mod plain_folders;
 mod plans;

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use weightloom_checkpoint::plan::{LoadState, Slot};
 use weightloom_checkpoint::{
     Bytes, CheckpointError, ConvertOptions, Leaf, LeafValue, LoadOptions, LocalTensor, MemoryStorage,
-    ReadOptions, SaveFormat, SaveOptions, Saver, Section, Sharding, Source, Target, TensorSpec, Tree, convert,
-    flatten, load,
+    PathSegment, ReadOptions, SaveFormat, SaveOptions, Saver, Section, Sharding, Source, Target, TensorSpec,
+    Tree, convert, flatten, load,
 };
 use weightloom_gang::{Gang, GangOptions, solo, threads};
 use weightloom_layout::{DType, Region, Shape};
@@ -66,8 +66,14 @@ fn training_state() -> Tree<Leaf<'static>> {
         (
             "optimizer",
             map([
-                ("state", Tree::List(vec![map([("exp_avg", tensor(&[4.0])), ("step", value("7"))]), map([])])),
-                ("param_groups", Tree::List(vec![map([("lr", value("0.001")), ("params", Tree::List(Vec::new()))])])),
+                (
+                    "state",
+                    Tree::List(vec![map([("exp_avg", tensor(&[4.0])), ("step", value("7"))]), map([])]),
+                ),
+                (
+                    "param_groups",
+                    Tree::List(vec![map([("lr", value("0.001")), ("params", Tree::List(Vec::new()))])]),
+                ),
             ]),
         ),
         ("0", map([("1", value("null"))])),
@@ -85,7 +91,8 @@ fn a_training_state_comes_back_as_a_tree_from_every_format() {
 
 #[test]
 fn ranks_that_know_parts_of_a_tree_save_all_of_it() {
-    let stage = |name: &str, element: f32| map([("stages", map([(name, map([("a.b", tensor(&[element]))]))]))]);
+    let stage =
+        |name: &str, element: f32| map([("stages", map([(name, map([("a.b", tensor(&[element]))]))]))]);
     for format in [SaveFormat::Native, SaveFormat::Dcp] {
         let source = save(&[stage("0", 1.0), stage("1", 2.0)], format).unwrap();
         let tree = source.read_tree(&ReadOptions::default(), &()).unwrap();
@@ -96,7 +103,8 @@ fn ranks_that_know_parts_of_a_tree_save_all_of_it() {
 
 #[test]
 fn ranks_with_two_paths_for_one_name_save_nothing() {
-    let error = save(&[map([("a.b", value("1"))]), map([("a", map([("b", value("1"))]))])], SaveFormat::Native);
+    let error =
+        save(&[map([("a.b", value("1"))]), map([("a", map([("b", value("1"))]))])], SaveFormat::Native);
     let Err(CheckpointError::AmbiguousPath(error)) = error else { panic!("it was saved") };
     assert_eq!(error.name, "a.b");
 }
@@ -149,12 +157,29 @@ fn nested_slots_are_loaded_in_place() {
     assert_eq!(step, b"7");
 }
 
+#[test]
+fn paths_that_lead_to_one_place_or_too_deep_are_errors() {
+    let source =
+        save(&[map([("a", value("1")), ("b", map([("c", value("2"))]))])], SaveFormat::Native).unwrap();
+    let with_path = |name: &str, path: Vec<PathSegment>| {
+        let mut manifest = (**source.manifest.as_ref().unwrap()).clone();
+        manifest.paths.insert(name.to_owned(), path);
+        let changed = Source { manifest: Some(Arc::new(manifest)), ..source.clone() };
+        changed.read_tree(&ReadOptions::default(), &()).map(|tree| show(&tree))
+    };
+    let key = |key: &str| PathSegment::Key(key.to_owned());
+    assert!(with_path("b.c", vec![key("x"), key("y")]).is_ok());
+    for path in [vec![key("a")], vec![key("a"), key("c")], vec![], vec![key("x"); 100_000]] {
+        let error = with_path("b.c", path).unwrap_err();
+        assert!(matches!(error, CheckpointError::Path { .. }), "{error}");
+    }
+}
+
 fn trees() -> impl Strategy<Value = Tree<Leaf<'static>>> {
     let leaf = prop_oneof![
         any::<u8>().prop_map(|number| value(&number.to_string())),
-        proptest::collection::vec(any::<u8>(), 0..3).prop_map(|values| {
-            tensor(&values.into_iter().map(f32::from).collect::<Vec<f32>>())
-        }),
+        proptest::collection::vec(any::<u8>(), 0..3)
+            .prop_map(|values| { tensor(&values.into_iter().map(f32::from).collect::<Vec<f32>>()) }),
     ];
     let node = leaf.prop_recursive(4, 24, 4, |inner| {
         prop_oneof![

@@ -69,7 +69,8 @@ impl Splitting {
             [range.start..middle, middle..range.end].into_iter().filter(|range| !range.is_empty())
         };
         let boxes = halves(0, self.cut.0).flat_map(|rows| {
-            halves(1, self.cut.1).map(move |columns| region.with_range(0, rows.clone()).with_range(1, columns))
+            halves(1, self.cut.1)
+                .map(move |columns| region.with_range(0, rows.clone()).with_range(1, columns))
         });
         let item = |region| WriteItem {
             index: MetadataIndex::part(&item.index.name, &region),

@@ -149,7 +149,8 @@ fn items_name_tiles_by_offset_or_number() {
     let source = saved();
     let tile = |offset: Option<Vec<usize>>, ordinal| MetadataIndex { name: "a".to_owned(), offset, ordinal };
     for stored in [tile(Some(vec![2, 0]), None), tile(None, Some(1)), tile(Some(vec![2, 0]), Some(1))] {
-        let (bytes, _) = steer(&source, vec![item(stored, [1, 1], [0, 0], [2, 2])], [2, 2], DType::U8).unwrap();
+        let (bytes, _) =
+            steer(&source, vec![item(stored, [1, 1], [0, 0], [2, 2])], [2, 2], DType::U8).unwrap();
         assert_eq!(bytes, [element(0, 3, 1), element(0, 3, 2), element(0, 4, 1), element(0, 4, 2)]);
     }
     for stored in [tile(Some(vec![1, 0]), None), tile(None, Some(2)), tile(Some(vec![0, 0]), Some(1))] {
