@@ -12,6 +12,7 @@ use crate::dist_context::{DistContext, locked};
 use crate::error::{DTensorError, Result};
 use crate::nan_check::NanCheck;
 use crate::parameter::{GradientSlot, Release, Role};
+use crate::redistribute::between_meshes::between_meshes;
 use crate::redistribute::{Axes, Request};
 use crate::spec::DTensorSpec;
 
@@ -142,6 +143,9 @@ impl DTensor {
         if layout == spec.layout() && dtype == spec.dtype() {
             return Ok(self.clone());
         }
+        if layout.mesh() != spec.layout().mesh() {
+            return self.used(spec.layout(), dtype, release)?.redistribute(layout);
+        }
         let target = dist.spec(layout, spec.shape(), dtype)?;
         let request = Request {
             dist,
@@ -241,7 +245,13 @@ impl DTensor {
 
     /// The same tensor in another layout, by the cheapest plan. Gradients are
     /// redistributed back.
+    ///
+    /// The layout may be on another mesh of the same ranks: another shape, other axes,
+    /// another order.
     pub fn redistribute(&self, layout: Layout) -> Result<Self> {
+        if layout.mesh() != self.layout().mesh() {
+            return between_meshes("redistribute", self, layout);
+        }
         self.redistribute_for("redistribute", layout, self.nan_check())
     }
 
