@@ -137,7 +137,8 @@ impl DTensor {
     /// A parameter as a computation uses it: in another dtype and another
     /// layout, usually gathered. Takes the [prefetched](Self::prefetch) form if
     /// there is one. With [`Release::AfterUse`] the tape does not keep the
-    /// gathered form but gathers it again where a gradient needs it.
+    /// gathered form but gathers it again where a gradient needs it; on another mesh
+    /// it keeps it.
     pub fn used(&self, layout: Layout, dtype: DType, release: Release) -> Result<Self> {
         let Inner { local, spec, dist, nan_check, .. } = &*self.0;
         if layout == spec.layout() && dtype == spec.dtype() {

@@ -372,6 +372,8 @@ fn a_local_function_can_be_mapped() {
             Ok(vec![locals[0].narrow(1, 0, 2)?])
         });
         assert!(matches!(wrong, Err(DTensorError::LocalShape { op: "cut", .. })));
+        let bad = local_map("cut", &[(&x, rows)], &[(rows, shape(&[5, 3]))], |_| panic!("no row {}", 7));
+        assert_eq!(bad.unwrap_err().to_string(), "cut panicked in `local_map`: no row 7");
         let results = [(rows, shape(&[5, 3])), (Layout::replicated(mesh), shape(&[5, 3]))];
         let mixed = local_map("mixed", &[(&x, rows)], &results, |locals| Ok(vec![locals[0].clone(); 2]));
         assert!(matches!(mixed, Err(DTensorError::Rule { op: "mixed", .. })));

@@ -30,15 +30,26 @@ fn meshes() -> [Mesh; 4] {
 
 /// The layouts that a tensor with a gradient can be redistributed to.
 fn targets(mesh: Mesh, input: &Input) -> Vec<Layout> {
-    let linear = |layout: &Layout| layout.pending().all(|(_, op)| op.is_linear());
+    let fits = |layout: &Layout| {
+        let linear = layout.pending().all(|(_, op)| op.is_linear());
+        linear && layout.check_shape(&Shape::new(&input.dims).unwrap()).is_ok()
+    };
     let all: Vec<Layout> = if mesh.ndim() < 3 {
         layouts(mesh, input)
     } else {
-        let list =
-            [[s(0), s(1), R], [s(1), s(0), R], [R, s(1), s(0)], [s(0), Placement::Partial(ReduceOp::Sum), R]];
+        let [sum, mean] = [ReduceOp::Sum, ReduceOp::Avg].map(Placement::Partial);
+        let list = [
+            [R, R, R],
+            [s(0), R, R],
+            [s(0), s(1), R],
+            [s(1), s(0), R],
+            [R, s(1), s(0)],
+            [s(0), sum, R],
+            [mean, R, sum],
+        ];
         list.iter().filter_map(|placements| Layout::new(mesh, placements).ok()).collect()
     };
-    all.into_iter().filter(linear).collect()
+    all.into_iter().filter(fits).collect()
 }
 
 /// Values and gradients, from every layout, pending ones too; uneven and empty
