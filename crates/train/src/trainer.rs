@@ -63,8 +63,8 @@ pub struct TrainRequest<'a> {
     pub gang: Arc<dyn Gang>,
     /// Model specs registered in code, in addition to the families of the hub.
     pub specs: SpecRegistry,
-    /// Sharding rules of the operations that the model uses, those of its own
-    /// functions too; by default the built-in ones.
+    /// Sharding rules of the operations that the model uses, including users'
+    /// functions; by default the built-in ones.
     pub operations: weightloom_dtensor::Registry,
     /// Whether to resume with a config that computes something else.
     pub config_changes: ConfigChanges,

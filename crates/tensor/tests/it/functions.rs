@@ -233,7 +233,7 @@ fn a_gradient_of_a_gradient_without_a_rule_names_the_operation() {
     assert!(!gradients.of(&x).unwrap().tracks_gradient());
 }
 
-/// A function that panics where it is told to.
+/// A function that panics in one of its methods.
 #[derive(Clone, Copy)]
 enum Panicking {
     Forward,
@@ -265,6 +265,6 @@ fn a_panic_of_a_function_is_an_error_that_names_it() {
     let y = apply(Panicking::Backward, std::slice::from_ref(&x)).unwrap().remove(0);
     let error = backward([(y, None)]).unwrap_err();
     assert_eq!(error.to_string(), "panicking panicked in `backward`: no gradient");
-    // Recording goes on as before.
+    // Recording continues as before.
     assert!(backward([(x.exp().unwrap(), None)]).unwrap().of(&x).is_some());
 }
