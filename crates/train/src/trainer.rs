@@ -37,7 +37,7 @@ use crate::schedule::LearningRate;
 use crate::spec::SpecRegistry;
 use crate::warning::Warning;
 
-use build::{Built, build, open_checkpoint};
+use build::{Built, Registries, build, open_checkpoint};
 use checkpoint_manager::CheckpointManager;
 use evaluate::HeldOut;
 use resume::{compare_config, restore_data};
@@ -63,6 +63,9 @@ pub struct TrainRequest<'a> {
     pub gang: Arc<dyn Gang>,
     /// Model specs registered in code, in addition to the families of the hub.
     pub specs: SpecRegistry,
+    /// Sharding rules of the operations that the model uses, including users'
+    /// functions; by default the built-in ones.
+    pub operations: weightloom_dtensor::Registry,
     /// Whether to resume with a config that computes something else.
     pub config_changes: ConfigChanges,
     /// Set it to end the run after the current step.
@@ -86,6 +89,7 @@ impl<'a> TrainRequest<'a> {
             hub,
             gang,
             specs: SpecRegistry::default(),
+            operations: weightloom_dtensor::Registry::default(),
             config_changes: ConfigChanges::default(),
             stop: Arc::default(),
             callbacks: Vec::new(),
@@ -141,6 +145,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         hub,
         gang,
         specs,
+        operations,
         config_changes,
         stop,
         mut callbacks,
@@ -158,8 +163,9 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         let resumed = checkpoints.find_resume_point()?;
         let restore = || -> Result<(Built, Option<Progress>), TrainError> {
             let path = resumed.as_deref();
+            let registries = Registries { specs: &specs, operations: &operations };
             let changed = path.map(|path| compare_config(config, path, config_changes)).transpose()?;
-            let mut built = build(config, hub, &specs, &gang, path, fetching, reading)?;
+            let mut built = build(config, hub, registries, &gang, path, fetching, reading)?;
             built.notices.extend(changed.flatten());
             let restored = path.map(|path| restore_engine(&mut built.engine, path, reading)).transpose()?;
             Ok((built, restored))

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use weightloom_checkpoint::{KeyMap, Observer, Source};
-use weightloom_dtensor::{DistContext, DistOptions, NanCheck};
+use weightloom_dtensor::{DistContext, DistOptions, NanCheck, Registry};
 use weightloom_gang::{Gang, Gangs};
 use weightloom_hub::fetch::FetchObserver;
 use weightloom_hub::text::{ChatTemplates, Tokenizer};
@@ -50,17 +50,25 @@ pub(super) struct TokenizerBundle {
     files: BTreeMap<String, Vec<u8>>,
 }
 
+/// What a program registered for its run.
+#[derive(Clone, Copy)]
+pub(super) struct Registries<'a> {
+    pub(super) specs: &'a SpecRegistry,
+    pub(super) operations: &'a Registry,
+}
+
 /// Builds the parts of a run. Called by every rank. Trained weights come from
 /// the checkpoint `resumed`, if there is one.
 pub(super) fn build(
     config: &Config,
     hub: &Hub,
-    specs: &SpecRegistry,
+    registries: Registries<'_>,
     gang: &Arc<dyn Gang>,
     resumed: Option<&Path>,
     fetching: &dyn FetchObserver,
     reading: &dyn Observer,
 ) -> Result<Built, TrainError> {
+    let Registries { specs, operations } = registries;
     let spec = specs.find(hub, &config.model.name)?;
     let weights = config.model.weights_path.as_deref().map(|path| hub.open(path, fetching)).transpose()?;
     if let (Some(family), Some(model)) = (spec.family(), &weights)
@@ -85,8 +93,8 @@ pub(super) fn build(
 
     let gangs = Gangs::new(Arc::clone(gang), &dims.gang_sizes())?;
     let nan_check = config.train.logging.nan_check.then(NanCheck::failing);
-    let dist =
-        DistContext::with_options(Arc::clone(gang), DistOptions { nan_check, ..DistOptions::default() });
+    let options = DistOptions { nan_check, registry: operations.clone(), ..DistOptions::default() };
+    let dist = DistContext::with_options(Arc::clone(gang), options);
     let usage = accelerator.usage(config.train.precision, dims.dp_shard);
     let lora = config.model.lora.as_ref();
     let options = ModelLoadOptions {
