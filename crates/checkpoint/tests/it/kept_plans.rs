@@ -54,9 +54,11 @@ struct Step {
     counter: [u8; 2],
 }
 
-/// Saves the steps with one saver on two ranks. Returns how often rank 0 planned
-/// up to each of them, and what each rank was told.
-fn save(caching: PlanCaching, steps: &[Step]) -> Vec<Vec<(usize, Result<Vec<u8>, CheckpointError>)>> {
+/// How often a rank has planned up to a step, and the counter that was saved.
+type Saved = (usize, Result<Vec<u8>, CheckpointError>);
+
+/// Saves the steps with one saver on two ranks, and returns what each rank got.
+fn save(caching: PlanCaching, steps: &[Step]) -> Vec<Vec<Saved>> {
     let storages: Vec<Arc<MemoryStorage>> = steps.iter().map(|_| Arc::default()).collect();
     threads::run(2, GangOptions::default(), |gang: Arc<dyn Gang>| {
         let rank = gang.rank();
