@@ -156,9 +156,9 @@ fn rows_of_one_batch_can_have_different_changes() {
             let groups: Vec<AdapterRows<'_>> = group_by_adapter(changes.iter().copied());
             let given: Vec<&[u32]> = texts.iter().map(Vec::as_slice).collect();
             let input = Input::Tokens(decoder.tokens(&given).unwrap());
-            let args = ForwardArgs { adapters: groups[..].into(), ..ForwardArgs::default() };
+            let args = ForwardArgs { adapters: (&groups[..]).into(), ..ForwardArgs::default() };
             let hidden = decoder.forward(input, args).unwrap();
-            let logits = decoder.logits(&hidden, &groups[..].into().into()).unwrap();
+            let logits = decoder.logits(&hidden, (&groups[..]).into()).unwrap();
             let found: Vec<f32> = logits.full_tensor().unwrap().to_vec().unwrap();
             for (row, found) in found.chunks_exact(found.len() / rows).enumerate() {
                 let expected = alone(&*decoder, &texts[row], changes[row]);
@@ -306,7 +306,7 @@ fn what_cannot_be_read_is_refused() {
     assert_eq!(reading.logits(&[(1, 0)]).map(|_| ()), unknown(1, 0, 0));
     let groups = [AdapterRows { rows: 3, adapter: Some((&adapter, 1.0)) }];
     let input = Input::Tokens(decoder.tokens(&[&[1, 2]]).unwrap());
-    let args = ForwardArgs { adapters: groups[..].into(), ..ForwardArgs::default() };
+    let args = ForwardArgs { adapters: (&groups[..]).into(), ..ForwardArgs::default() };
     let refused = decoder.forward(input, args).map(|_| ());
     assert_eq!(refused, Err(NnError::AdapterRows { found: 3, expected: 1 }));
 }
