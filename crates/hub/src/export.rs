@@ -12,7 +12,7 @@ use weightloom_checkpoint::{
 use weightloom_files::{StagingFolder, WriteError};
 use weightloom_gang::{GangOptions, solo};
 use weightloom_layout::{DType, Region};
-use weightloom_nn::{Decoder, NnError, merge_adapter};
+use weightloom_nn::{Decoder, NnError, Stage, merge_adapter, parameters};
 
 use crate::error::HubError;
 use crate::family::AnyFamily;
@@ -119,10 +119,11 @@ pub fn save_decoder(
 
 /// Mapping from the decoder's names to published ones.
 fn published_names(model: &Model) -> Result<KeyMap, HubError> {
-    let keys = model.published_keys()?;
-    let rules = keys.rules.into_iter().filter(|rule| !matches!(rule, KeyRule::Drop { .. })).collect();
-    let back = KeyMap { rules }.inverse();
-    Ok(back.map_err(weightloom_checkpoint::CheckpointError::from)?)
+    let decoder = model.decoder_config()?;
+    let specs = parameters(&decoder, &Stage::whole(decoder.layers));
+    let shapes = specs.into_iter().map(|spec| (spec.name, spec.shape)).collect();
+    let keys = model.published_keys()?.with_sizes_of(&model.source().index);
+    Ok(keys.inverse_for(&shapes).map_err(weightloom_checkpoint::CheckpointError::from)?)
 }
 
 fn write_parameters(decoder: &Decoder, folder: &Path) -> Result<(), HubError> {

@@ -8,7 +8,6 @@ use weightloom_tensor::no_grad;
 
 use crate::batch_adapters::{AdapterRows, AdapterSpec, BatchAdapters, group_by_adapter};
 use crate::cache::Cache;
-use crate::config::PositionConfig;
 use crate::decoder::{Decoder, ForwardArgs, Input};
 use crate::error::NnError;
 use crate::prefill::Prefill;
@@ -108,8 +107,8 @@ impl<'a> Generation<'a> {
         }
         let longest = request.prompts.iter().map(Vec::len).max().unwrap_or(0);
         let config = decoder.config();
-        if config.positions == PositionConfig::Learned && longest > config.max_positions {
-            return Err(NnError::TooLong { needed: longest, available: config.max_positions });
+        if let Some(available) = config.position_limit().filter(|available| longest > *available) {
+            return Err(NnError::TooLong { needed: longest, available });
         }
         let sampler = Sampler::new(request.sampling.clone())?;
         let rows = request.prompts.len();
@@ -270,9 +269,8 @@ impl<'a> Generation<'a> {
     }
 
     fn finish_reason(&self, row: usize, id: u32) -> Option<FinishReason> {
-        let config = self.decoder.config();
         let length = self.request.prompts[row].len() + self.added[row].len();
-        let full = config.positions == PositionConfig::Learned && length >= config.max_positions;
+        let full = self.decoder.config().position_limit().is_some_and(|limit| length >= limit);
         if self.request.stop_tokens.contains(&id) {
             Some(FinishReason::Stop)
         } else if self.added[row].len() >= self.request.max_new_tokens || full {
@@ -283,12 +281,11 @@ impl<'a> Generation<'a> {
     }
 
     /// Removes finished rows from the cache. This copies the others, so it
-    /// waits until a quarter has finished or learned positions run out.
+    /// waits until a quarter has finished or positions run out.
     fn drop_finished_rows(&mut self) -> Result<(), NnError> {
-        let config = self.decoder.config();
         let ended = self.live.iter().filter(|row| self.finished[**row].is_some()).count();
-        let full = config.positions == PositionConfig::Learned
-            && self.cache.lengths().iter().any(|length| *length >= config.max_positions);
+        let limit = self.decoder.config().position_limit();
+        let full = limit.is_some_and(|limit| self.cache.lengths().iter().any(|length| *length >= limit));
         if ended == 0 || (ended * 4 < self.live.len() && !full) {
             return Ok(());
         }

@@ -24,6 +24,7 @@ mod decoder;
 mod error;
 mod experts;
 mod generate;
+mod latent_attention;
 mod linear;
 mod loss;
 mod mlp;
@@ -42,15 +43,16 @@ pub use adapter::{Adapter, AdapterTensor, AdapterTensorKind, LowRank, Replacemen
 pub use batch_adapters::{AdapterRows, AdapterSpec, BatchAdapters, group_by_adapter};
 pub use cache::Cache;
 pub use config::{
-    Activation, AttentionConfig, ConfigError, DecoderConfig, ExpertWeights, ExpertsConfig, Gating,
-    HeadConfig, LayerChoice, MlpConfig, NormConfig, NormKind, PositionConfig, QkNorm, ResidualForm,
-    RopeConfig, RopeScaling, WindowConfig,
+    Activation, AttentionConfig, ConfigError, DecoderConfig, ExpertGroups, ExpertScores, ExpertWeighting,
+    ExpertWeights, ExpertsConfig, Gating, HeadConfig, LatentConfig, LayerChoice, MlpConfig, NormConfig,
+    NormKind, PositionConfig, QkNorm, ResidualForm, RopeConfig, RopePairs, RopeScaling, TemperatureConfig,
+    WindowConfig, WindowKind,
 };
 pub use decoder::{ActivationCheckpointing, Decoder, Dropout, ForwardArgs, Input};
 pub use error::NnError;
 pub use generate::{FinishReason, GenerateRequest, GeneratedSequence, GeneratedToken, Generation};
 pub use loss::IGNORED;
-pub use parameter::{EMBEDDING, Initial, ParameterSpec, initial_values, parameters};
+pub use parameter::{EMBEDDING, Initial, ParameterSpec, initial_values, is_buffer, parameters};
 pub use plan::{Parallel, Plan, PlanError, SequenceParallelism, Usage};
 pub use prefix_tree::{PrefixTreeOutput, Sequence};
 pub use sampling::{Sampler, Sampling, SamplingError};

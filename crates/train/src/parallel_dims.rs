@@ -1,13 +1,13 @@
 //! Parallel dims: which sizes of parallelism fit the ranks, the model and the
 //! batch.
 //!
-//! All divisibility rules are checked here, before a model is loaded. Every
+//! All rules are checked here, before a model is loaded. Every
 //! violation is reported at once, with the sizes that would fit.
 
 mod error;
 
 use weightloom_gang::GangSizes;
-use weightloom_nn::{DecoderConfig, PositionConfig};
+use weightloom_nn::DecoderConfig;
 
 use crate::config::{Accelerator, Config, PipelineSchedule};
 
@@ -103,14 +103,6 @@ fn divides(part: usize, whole: usize) -> bool {
     part != 0 && whole.is_multiple_of(part)
 }
 
-/// Greatest common divisor.
-fn gcd(mut one: usize, mut other: usize) -> usize {
-    while other != 0 {
-        (one, other) = (other, one % other);
-    }
-    one
-}
-
 /// Collects errors. A rule that involves an invalid number, such as 0, is not
 /// checked: the number itself is reported.
 struct Check {
@@ -176,27 +168,18 @@ impl Check {
 
     /// The rules of tensor parallelism.
     fn model(&mut self, accelerator: &Accelerator, decoder: &DecoderConfig, batch: &BatchSizes) {
-        let tp = accelerator.tp;
-        let (heads, kv_heads) = (decoder.attention.heads, decoder.attention.kv_heads);
-        let of_heads = gcd(heads, kv_heads);
+        let (tp, heads) = (accelerator.tp, decoder.attention.heads);
         if tp > 0 {
-            if !(divides(tp, heads) && divides(tp, kv_heads)) {
-                self.report(ParallelDimError::Heads { tp, heads, kv_heads });
-            }
-            if let Some(experts) = &decoder.experts {
-                let inner = experts.inner;
-                if !divides(tp, inner) {
-                    self.report(ParallelDimError::Experts { tp, inner, fits: gcd(of_heads, inner) });
-                }
+            // Shards may differ in size, but a rank without heads would only wait.
+            if tp > heads {
+                self.report(ParallelDimError::Heads { tp, heads });
             }
             let max_seq_len = batch.max_seq_len;
             if accelerator.sequence_parallel && !divides(tp, max_seq_len) {
                 self.report(ParallelDimError::Sequence { tp, max_seq_len });
             }
         }
-        let most = decoder.max_positions;
-        // Only learned positions have a maximum.
-        if decoder.positions == PositionConfig::Learned && batch.max_seq_len > most {
+        if let Some(most) = decoder.position_limit().filter(|most| batch.max_seq_len > *most) {
             self.report(ParallelDimError::Positions { max_seq_len: batch.max_seq_len, most });
         }
     }

@@ -18,9 +18,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use weightloom_checkpoint::{Index, KeyMap, KeyRule};
+use weightloom_checkpoint::{Index, KeyMap};
 use weightloom_hub::SharedFamily;
-use weightloom_nn::{DecoderConfig, Parallel, Stage};
+use weightloom_nn::{DecoderConfig, Parallel, Stage, parameters};
 
 use crate::config::ModelConfig;
 
@@ -80,10 +80,10 @@ pub trait ModelSpec: Send + Sync {
     /// The inverse: the map from the names of the decoder's parameters to those
     /// in published checkpoints.
     fn published_keys(&self, config: &Map<String, Value>, index: &Index) -> Result<KeyMap, SpecError> {
-        let keys = self.keys(config, index)?;
-        // Dropped tensors cannot be restored.
-        let rules = keys.rules.into_iter().filter(|rule| !matches!(rule, KeyRule::Drop { .. })).collect();
-        Ok(KeyMap { rules }.inverse()?)
+        let decoder = self.decoder(config)?;
+        let specs = parameters(&decoder, &Stage::whole(decoder.layers));
+        let shapes = specs.into_iter().map(|spec| (spec.name, spec.shape)).collect();
+        Ok(self.keys(config, index)?.with_sizes_of(index).inverse_for(&shapes)?)
     }
 
     /// The factor for gradients, given the norm of all of them and the maximum; 0

@@ -2,7 +2,7 @@
 
 use weightloom_checkpoint::{Index, KeyMap};
 use weightloom_hub::{ConfigError, Family, family_config};
-use weightloom_nn::{DecoderConfig, LayerChoice, WindowConfig};
+use weightloom_nn::{DecoderConfig, LayerChoice, WindowConfig, WindowKind};
 
 use crate::archs::archs;
 use crate::transformer::{TransformerConfig, drop_rope_frequencies};
@@ -42,8 +42,11 @@ impl Family for Mistral {
 
     fn decoder(&self, config: &MistralConfig) -> Result<DecoderConfig, ConfigError> {
         let mut decoder = config.transformer.decoder()?;
-        decoder.attention.window =
-            config.sliding_window.map(|size| WindowConfig { size, layers: LayerChoice::All });
+        decoder.attention.window = config.sliding_window.map(|size| WindowConfig {
+            size,
+            kind: WindowKind::Sliding,
+            layers: LayerChoice::All,
+        });
         Ok(decoder)
     }
 

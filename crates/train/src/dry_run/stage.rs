@@ -6,7 +6,7 @@ use std::sync::Arc;
 use weightloom_dtensor::{CommRecord, DTensor, DistContext, DistOptions, Role};
 use weightloom_errors::nearest;
 use weightloom_layout::{Layout, Shape};
-use weightloom_nn::{Adapter, Decoder, EMBEDDING, ParameterSpec, Plan, Stage, parameters};
+use weightloom_nn::{Adapter, Decoder, EMBEDDING, ParameterSpec, Plan, Stage, is_buffer, parameters};
 use weightloom_tensor::{Device, Meter, Tensor, counted};
 
 use super::DryRunError;
@@ -69,7 +69,7 @@ impl DryStage {
             let mut decoder = Decoder::new(context.decoder.clone(), stage, plan, Arc::clone(&dist), values)?;
             let mut adapter = adapter(context, &decoder)?;
             for (name, value) in decoder.parameters_mut() {
-                let role = match adapter.is_some() || context.frozen.matches(name) {
+                let role = match adapter.is_some() || context.frozen.matches(name) || is_buffer(name) {
                     true => Role::Frozen,
                     false => Role::Trained,
                 };

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use weightloom_checkpoint::{KeyMap, Observer, Source};
+use serde_json::{Map, Value};
+use weightloom_checkpoint::{CheckpointError, Format, Index, KeyMap, Observer, Source, verify_model};
 use weightloom_dtensor::{DistContext, DistOptions, NanCheck};
 use weightloom_gang::{Gang, Gangs};
 use weightloom_hub::fetch::FetchObserver;
@@ -14,7 +15,7 @@ use weightloom_hub::{
     text_files, text_files_of_folder,
 };
 use weightloom_layout::DType;
-use weightloom_nn::{ActivationCheckpointing, Adapter, Decoder, Stage, parameters};
+use weightloom_nn::{ActivationCheckpointing, Adapter, Decoder, DecoderConfig, Stage, parameters};
 
 use super::adapter;
 use super::model_plan::ModelPlan;
@@ -27,7 +28,7 @@ use crate::error::TrainError;
 use crate::optimizer::{Patterns, WeightDecay, from_config};
 use crate::parallel_dims::ParallelDims;
 use crate::pipeline::{Schedule, check};
-use crate::spec::{SharedSpec, SpecRegistry};
+use crate::spec::{ModelSpec, SharedSpec, SpecRegistry};
 
 /// The parts of a run.
 pub(super) struct Built {
@@ -101,12 +102,23 @@ pub(super) fn build(
     // Only trained weights are in the checkpoint.
     let checkpoint = resumed.filter(|_| lora.is_none());
     let checkpoint = checkpoint.map(|path| open_checkpoint(path).map(|source| (path, source))).transpose()?;
+    let checkpoint_keys = match &checkpoint {
+        Some((path, source)) => {
+            let keys = checkpoint_keys(&*spec, &map, &decoder, source)?;
+            if !keys.rules.is_empty() {
+                // Loading compares checksums of tensors under their own names only.
+                verify_model(source, &**gang, reading).map_err(|error| name_damage(path, error.into()))?;
+            }
+            keys
+        }
+        None => KeyMap::default(),
+    };
     let mut stages = Vec::new();
     for number in schedule.stages_of(gangs.pp.rank()) {
         let options = ModelLoadOptions { stage: all.get(number).cloned(), ..options.clone() };
         let made = match (&checkpoint, &weights) {
             (Some((path, source)), _) => {
-                load_decoder(source, &decoder, &KeyMap::default(), &parallel, &options, reading)
+                load_decoder(source, &decoder, &checkpoint_keys, &parallel, &options, reading)
                     .map_err(|error| name_damage(path, error.into()))?
                     .decoder
             }
@@ -144,7 +156,10 @@ pub(super) fn build(
         },
         dropout: lora.map_or(0.0, |lora| lora.dropout),
     };
-    let engine = Engine::new(settings, stages)?;
+    let mut engine = Engine::new(settings, stages)?;
+    if family.is_some() && lora.is_none() {
+        engine.set_published_keys(published_keys(&*spec, &map, &decoder, weights.as_ref())?);
+    }
     let loader = Loader::new(DataSettings {
         config: config.data.clone(),
         tokenizer: text.tokenizer.clone(),
@@ -169,6 +184,45 @@ pub(super) fn build(
     }
     let family = family.filter(|_| lora.is_none()).map(|family| family.name().to_owned());
     Ok(Built { engine, loader, dims, spec, tokenizer: text.tokenizer, assets, family, notices })
+}
+
+/// Whether a checkpoint has the names of the decoder's parameters.
+fn has_decoder_names(index: &Index, decoder: &DecoderConfig) -> bool {
+    let mut specs = parameters(decoder, &Stage::whole(decoder.layers)).into_iter();
+    specs.all(|spec| index.tensors().contains_key(&spec.name))
+}
+
+/// The map from the names in a checkpoint of a run to those of the decoder's
+/// parameters. Runs before version 0.2 saved the latter.
+fn checkpoint_keys(
+    spec: &dyn ModelSpec,
+    config: &Map<String, Value>,
+    decoder: &DecoderConfig,
+    source: &Source,
+) -> Result<KeyMap, TrainError> {
+    match spec.family().is_none() || has_decoder_names(&source.index, decoder) {
+        true => Ok(KeyMap::default()),
+        false => Ok(spec.keys(config, &source.index)?),
+    }
+}
+
+/// The map from the names of the decoder's parameters to published ones: those of
+/// the initial weights, where a family has more than one way to write them.
+fn published_keys(
+    spec: &dyn ModelSpec,
+    config: &Map<String, Value>,
+    decoder: &DecoderConfig,
+    weights: Option<&Model>,
+) -> Result<KeyMap, TrainError> {
+    let weights = weights.map(|model| &*model.source().index);
+    match weights.filter(|index| !has_decoder_names(index, decoder)) {
+        Some(index) => Ok(spec.published_keys(config, index)?),
+        None => {
+            let empty = Index::new(Format::Native, Vec::new(), BTreeMap::new());
+            let empty = empty.map_err(CheckpointError::from)?;
+            Ok(spec.published_keys(config, &empty)?)
+        }
+    }
 }
 
 /// Opens a checkpoint to resume from.

@@ -326,12 +326,12 @@ fn names_in_checkpoints_lead_there_and_back() {
     assert!(back.rules.iter().all(|rule| !matches!(rule, KeyRule::Drop { .. })));
     assert!(back.rules.contains(&KeyRule::Rename {
         from: "model.embed_tokens.weight".to_owned(),
-        to: "wte.weight".to_owned()
+        to: "transformer.wte.weight".to_owned()
     }));
     assert!(
-        back.rules
-            .iter()
-            .any(|rule| matches!(rule, KeyRule::Join { to, .. } if to == "h.{}.attn.c_attn.weight"))
+        back.rules.iter().any(
+            |rule| matches!(rule, KeyRule::Join { to, .. } if to == "transformer.h.{}.attn.c_attn.weight")
+        )
     );
     // Fused and interleaved parts of a described model lead back too.
     let moe = find(&[examples()], "my_org.my_moe").unwrap();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use weightloom_hub::text::{
     ChatContext, ChatTemplate, GenerationPrompt, Message, RenderedAnswer, Special, SpecialText, Tokenizer,
 };
-use weightloom_nn::{DecoderConfig, PositionConfig, Sampling, SamplingError};
+use weightloom_nn::{DecoderConfig, Sampling, SamplingError};
 
 use crate::answer::{Answer, Rolling};
 use crate::error::QueryError;
@@ -263,14 +263,14 @@ impl<'a> RequestBuilder<'a> {
             return Err(QueryError::EmptyText);
         }
         for config in &self.configs {
-            let (vocabulary, max_positions) = (config.vocabulary, config.max_positions);
+            let vocabulary = config.vocabulary;
             if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
                 let message = format!(
                     "token {token} of the tokenizer is outside the model's vocabulary of {vocabulary}"
                 );
                 return Err(QueryError::Failed { message });
             }
-            if config.positions == PositionConfig::Learned && tokens.len() > max_positions {
+            if let Some(max_positions) = config.position_limit().filter(|limit| tokens.len() > *limit) {
                 let length = tokens.len();
                 let message = format!("the text has {length} tokens, but the model accepts {max_positions}");
                 return Err(QueryError::Failed { message });
