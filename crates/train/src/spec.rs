@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use weightloom_checkpoint::{Index, KeyMap};
+use weightloom_checkpoint::{Format, Index, KeyError, KeyMap};
 use weightloom_hub::SharedFamily;
 use weightloom_nn::{DecoderConfig, Parallel, Stage, parameters};
 
@@ -26,6 +26,7 @@ use crate::config::ModelConfig;
 
 pub use error::{Namesake, SpecError};
 pub use family::FamilySpec;
+pub(crate) use family::reads_any_type;
 pub use grad_clip::clip_factor;
 pub use name::NameProblem;
 pub use pipeline_split::stages;
@@ -78,12 +79,13 @@ pub trait ModelSpec: Send + Sync {
     fn keys(&self, config: &Map<String, Value>, index: &Index) -> Result<KeyMap, SpecError>;
 
     /// The inverse: the map from the names of the decoder's parameters to those
-    /// in published checkpoints.
+    /// in published checkpoints. The index of one may tell sizes of joined tensors.
     fn published_keys(&self, config: &Map<String, Value>, index: &Index) -> Result<KeyMap, SpecError> {
         let decoder = self.decoder(config)?;
         let specs = parameters(&decoder, &Stage::whole(decoder.layers));
         let shapes = specs.into_iter().map(|spec| (spec.name, spec.shape)).collect();
-        Ok(self.keys(config, index)?.with_sizes_of(index).inverse_for(&shapes)?)
+        let none = Index::new(Format::Native, Vec::new(), BTreeMap::new()).map_err(KeyError::from)?;
+        Ok(self.keys(config, &none)?.with_sizes_of(index).inverse_for(&shapes)?)
     }
 
     /// The factor for gradients, given the norm of all of them and the maximum; 0

@@ -36,6 +36,7 @@ const CASES: &[&str] = &[
     "deepseek_v2",
     "deepseek_v2_groups",
     "deepseek_v3",
+    "llama4_text",
 ];
 
 #[test]

@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use weightloom_checkpoint::{KeyError, KeyMap, TensorView};
-use weightloom_dtensor::DTensor;
+use weightloom_dtensor::{DTensor, DTensorError};
 use weightloom_layout::{Layout, Placement, Shape};
-use weightloom_tensor::no_grad;
+use weightloom_tensor::{TensorError, no_grad};
 
 use crate::error::TrainError;
 
@@ -52,11 +52,11 @@ impl Sharded {
         if placements == layout.placements() {
             return Ok(self.0.clone());
         }
-        Ok(self.0.redistribute(Layout::new(layout.mesh(), &placements)?)?)
+        Ok(self.0.redistribute(Layout::new(layout.mesh(), &placements).map_err(DTensorError::from)?)?)
     }
 
     fn reshaped(value: &DTensor, dims: &[usize]) -> Result<DTensor, TrainError> {
-        Ok(value.reshape(&Shape::new(dims)?)?)
+        Ok(value.reshape(&Shape::new(dims).map_err(TensorError::from)?)?)
     }
 }
 

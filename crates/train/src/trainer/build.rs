@@ -20,6 +20,7 @@ use weightloom_nn::{ActivationCheckpointing, Adapter, Decoder, DecoderConfig, St
 use super::adapter;
 use super::model_plan::ModelPlan;
 use super::resume_point::name_damage;
+use super::weights::open_weights;
 use crate::callback::Notice;
 use crate::config::{Config, DataType, GradientCheckpointing, LoraConfig};
 use crate::data::{DataSettings, Epochs, Loader};
@@ -63,7 +64,8 @@ pub(super) fn build(
     reading: &dyn Observer,
 ) -> Result<Built, TrainError> {
     let spec = specs.find(hub, &config.model.name)?;
-    let weights = config.model.weights_path.as_deref().map(|path| hub.open(path, fetching)).transpose()?;
+    let weights = config.model.weights_path.as_deref();
+    let weights = weights.map(|path| open_weights(hub, &*spec, path, fetching)).transpose()?;
     if let (Some(family), Some(model)) = (spec.family(), &weights)
         && family.name() != model.family().name()
     {
@@ -158,7 +160,7 @@ pub(super) fn build(
     };
     let mut engine = Engine::new(settings, stages)?;
     if family.is_some() && lora.is_none() {
-        engine.set_published_keys(published_keys(&*spec, &map, &decoder, weights.as_ref())?);
+        engine.set_published_keys(published_keys(&*spec, &map, weights.as_ref())?);
     }
     let loader = Loader::new(DataSettings {
         config: config.data.clone(),
@@ -193,7 +195,7 @@ fn has_decoder_names(index: &Index, decoder: &DecoderConfig) -> bool {
 }
 
 /// The map from the names in a checkpoint of a run to those of the decoder's
-/// parameters. Runs before version 0.2 saved the latter.
+/// parameters. Older runs saved the latter.
 fn checkpoint_keys(
     spec: &dyn ModelSpec,
     config: &Map<String, Value>,
@@ -206,17 +208,14 @@ fn checkpoint_keys(
     }
 }
 
-/// The map from the names of the decoder's parameters to published ones: those of
-/// the initial weights, where a family has more than one way to write them.
+/// The map from the names of the decoder's parameters to published ones.
 fn published_keys(
     spec: &dyn ModelSpec,
     config: &Map<String, Value>,
-    decoder: &DecoderConfig,
     weights: Option<&Model>,
 ) -> Result<KeyMap, TrainError> {
-    let weights = weights.map(|model| &*model.source().index);
-    match weights.filter(|index| !has_decoder_names(index, decoder)) {
-        Some(index) => Ok(spec.published_keys(config, index)?),
+    match weights {
+        Some(model) => Ok(spec.published_keys(config, &model.source().index)?),
         None => {
             let empty = Index::new(Format::Native, Vec::new(), BTreeMap::new());
             let empty = empty.map_err(CheckpointError::from)?;

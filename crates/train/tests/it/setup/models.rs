@@ -27,6 +27,8 @@ pub fn llama() -> DecoderConfig {
             qk_norm: None,
             window: None,
             soft_cap: None,
+            latent: None,
+            temperature: None,
         },
         positions: PositionConfig::Rope(RopeConfig::default()),
         norm: NormConfig { kind: NormKind::Rms, eps: 1e-5, offset: 0.0 },
