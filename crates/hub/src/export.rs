@@ -228,9 +228,14 @@ fn published_config(
     dtype: Option<DType>,
 ) -> Map<String, Value> {
     let mut published = own;
+    // Leave out new keys without a value, unless they would then get a default one.
+    let given = config.iter().filter(|(_, value)| !value.is_null());
+    let defaults = family.complete(&given.map(|(key, value)| (key.clone(), value.clone())).collect());
+    let has_default = |key: &str| {
+        defaults.as_ref().is_ok_and(|defaults| defaults.get(key).is_some_and(|value| !value.is_null()))
+    };
     for (key, value) in config {
-        // Leave out new keys without a value.
-        if published.contains_key(key) || !value.is_null() {
+        if published.contains_key(key) || !value.is_null() || has_default(key) {
             published.insert(key.clone(), value.clone());
         }
     }
