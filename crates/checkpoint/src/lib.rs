@@ -80,7 +80,7 @@ pub use fingerprint::{ElementSum, Fingerprint, ParseFingerprintError};
 pub use folder::{CheckpointFolder, Retention, SavedCheckpoint, ScoreOrder};
 pub use formats::{FormatError, Scope, Source};
 pub use index::{Blob, FileId, Format, Index, IndexError, StoredFile, Strides, TensorEntry, Tile, row_major};
-pub use keys::{KeyError, KeyMap, KeyRule};
+pub use keys::{KeyError, KeyMap, KeyRule, TensorView};
 pub use load::{LoadOptions, LoadReport, ReplicaReads, Verify, load, load_with};
 pub use manifest::{
     Asset, EntryKind, FileSharing, MANIFEST_FILE, Manifest, ManifestError, ManifestFile, ManifestTensor,
@@ -98,5 +98,5 @@ pub use storage::{LocalStorage, MemoryStorage, Storage, StorageError, Upload};
 #[cfg(feature = "object-store")]
 pub use storage::{ObjectOptions, ObjectStorage};
 pub use tree::{AmbiguousPath, PathSegment, Paths, Tree, flatten, unflatten};
-pub use verify::{Damage, DamagedChunk, VerifyReport, verify};
+pub use verify::{Damage, DamagedChunk, VerifyReport, verify, verify_model};
 pub use view::ViewError;

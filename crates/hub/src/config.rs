@@ -97,6 +97,7 @@ plain_values! {
     bool: "true or false", Value::as_bool;
     String: "a string", |value| value.as_str().map(str::to_owned);
     Vec<usize>: "a list of integers", |value| value.as_array()?.iter().map(usize::from_json).collect();
+    Vec<f64>: "a list of numbers", |value| value.as_array()?.iter().map(Value::as_f64).collect();
     Vec<String>: "a list of strings", |value| value.as_array()?.iter().map(String::from_json).collect();
     Map<String, Value>: "a map", |value| value.as_object().cloned();
 }

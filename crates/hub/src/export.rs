@@ -119,10 +119,10 @@ pub fn save_model(
 
 /// Mapping from the model's names to published ones.
 fn published_names(model: &Model) -> Result<KeyMap, HubError> {
-    let keys = model.published_keys()?;
-    let rules = keys.rules.into_iter().filter(|rule| !matches!(rule, KeyRule::Drop { .. })).collect();
-    let back = KeyMap { rules }.inverse();
-    Ok(back.map_err(weightloom_checkpoint::CheckpointError::from)?)
+    let specs = model.definition()?.all_parameters();
+    let shapes = specs.into_iter().map(|spec| (spec.name, spec.shape)).collect();
+    let keys = model.published_keys()?.with_sizes_of(&model.source().index);
+    Ok(keys.inverse_for(&shapes).map_err(weightloom_checkpoint::CheckpointError::from)?)
 }
 
 fn write_parameters(model: &dyn nn::Model, folder: &Path) -> Result<(), HubError> {
@@ -227,9 +227,14 @@ fn published_config(
     dtype: Option<DType>,
 ) -> Map<String, Value> {
     let mut published = own;
+    // Leave out new keys without a value, unless they would then get a default one.
+    let given = config.iter().filter(|(_, value)| !value.is_null());
+    let defaults = family.complete(&given.map(|(key, value)| (key.clone(), value.clone())).collect());
+    let has_default = |key: &str| {
+        defaults.as_ref().is_ok_and(|defaults| defaults.get(key).is_some_and(|value| !value.is_null()))
+    };
     for (key, value) in config {
-        // Leave out new keys without a value.
-        if published.contains_key(key) || !value.is_null() {
+        if published.contains_key(key) || !value.is_null() || has_default(key) {
             published.insert(key.clone(), value.clone());
         }
     }

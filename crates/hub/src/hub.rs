@@ -291,6 +291,25 @@ impl Hub {
 
     /// Resolves a model, downloads its files and reads its configuration.
     pub fn open(&self, name: &str, observer: &dyn FetchObserver) -> Result<Model, HubError> {
+        self.open_in_family(name, None, observer)
+    }
+
+    /// Opens a model as one of a family, whatever model type its configuration has.
+    pub fn open_as(
+        &self,
+        name: &str,
+        family: &SharedFamily,
+        observer: &dyn FetchObserver,
+    ) -> Result<Model, HubError> {
+        self.open_in_family(name, Some(family), observer)
+    }
+
+    fn open_in_family(
+        &self,
+        name: &str,
+        given: Option<&SharedFamily>,
+        observer: &dyn FetchObserver,
+    ) -> Result<Model, HubError> {
         let resolved = self.resolve(name)?;
         let fetched = self.fetch_resolved(&resolved, observer)?;
         let source = match &fetched.location {
@@ -299,14 +318,17 @@ impl Hub {
         };
         let own = own_config(&source)?;
         let family_of_card = resolved.card.as_ref().and_then(Card::model_family);
-        let (family, config) = match (resolved.known, &own, family_of_card) {
+        let known =
+            resolved.known.filter(|(family, _)| given.is_none_or(|given| given.name() == family.name()));
+        let (family, config) = match (known, &own, family_of_card) {
             (Some(known), _, _) => known,
             (None, Some(own), family) => {
-                let family = match family {
-                    Some(family) => self.family(family)?,
-                    None => self.family_of(own)?,
+                let family = match (given, family) {
+                    (Some(given), _) => Arc::clone(given),
+                    (None, Some(family)) => self.family(family)?,
+                    (None, None) => self.family_of(own)?,
                 };
-                let complete = match &resolved.card {
+                let complete = match resolved.card.as_ref().filter(|_| given.is_none()) {
                     Some(card) => self.card_config(card, &family, None, Some(own))?,
                     None => None,
                 };

@@ -15,7 +15,7 @@ use weightloom_layout::{DType, Layout};
 
 use crate::batch_adapters::{AdapterSpec, BatchAdapters};
 use crate::cached_decoding::CachedDecoding;
-use crate::config::{DecoderConfig, PositionConfig};
+use crate::config::DecoderConfig;
 use crate::context::ForwardContext;
 use crate::decoding::Decoding;
 use crate::definition::ModelDefinition;
@@ -240,9 +240,8 @@ impl ModelDefinition for DecoderConfig {
         self.hidden
     }
 
-    /// Rotary positions have no end.
     fn max_positions(&self) -> Option<usize> {
-        (self.positions == PositionConfig::Learned).then_some(self.max_positions)
+        self.position_limit()
     }
 
     fn context_length(&self) -> Option<usize> {

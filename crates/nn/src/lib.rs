@@ -28,6 +28,7 @@ mod definition;
 mod error;
 mod experts;
 mod generate;
+mod latent_attention;
 mod linear;
 mod loss;
 mod mlp;
@@ -49,9 +50,10 @@ pub use adapter::{Adapter, AdapterTensor, AdapterTensorKind, LowRank, Replacemen
 pub use batch_adapters::{AdapterRows, AdapterSpec, BatchAdapters, group_by_adapter};
 pub use cache::Cache;
 pub use config::{
-    Activation, AttentionConfig, ConfigError, DecoderConfig, ExpertWeights, ExpertsConfig, Gating,
-    HeadConfig, LayerChoice, MlpConfig, NormConfig, NormKind, PositionConfig, QkNorm, ResidualForm,
-    RopeConfig, RopeScaling, WindowConfig,
+    Activation, AttentionConfig, ConfigError, DecoderConfig, ExpertGroups, ExpertScores, ExpertWeighting,
+    ExpertWeights, ExpertsConfig, Gating, HeadConfig, LatentConfig, LayerChoice, MlpConfig, NormConfig,
+    NormKind, PositionConfig, QkNorm, ResidualForm, RopeConfig, RopePairs, RopeScaling, TemperatureConfig,
+    WindowConfig, WindowKind,
 };
 pub use decoder::{ActivationCheckpointing, Decoder, Dropout, ForwardArgs, Input};
 pub use decoding::Decoding;
@@ -60,7 +62,7 @@ pub use error::NnError;
 pub use generate::{FinishReason, GenerateRequest, GeneratedSequence, GeneratedToken, Generation};
 pub use loss::IGNORED;
 pub use model::{AsModel, Check, Model};
-pub use parameter::{EMBEDDING, Initial, InitialValues, ParameterSpec, parameters};
+pub use parameter::{EMBEDDING, Initial, InitialValues, ParameterSpec, is_buffer, parameters};
 pub use plan::{Parallel, Plan, PlanError, SequenceParallelism, Usage};
 pub use sampling::{Sampler, Sampling, SamplingError};
 pub use score::TokenLogprobs;

@@ -13,10 +13,11 @@ mod step;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use weightloom_checkpoint::KeyMap;
 use weightloom_dtensor::{DTensor, DistContext, Role};
 use weightloom_gang::{GangExt, Gangs};
 use weightloom_layout::{DType, ReduceOp};
-use weightloom_nn::{ActivationCheckpointing, Adapter, Dropout, Model};
+use weightloom_nn::{ActivationCheckpointing, Adapter, Dropout, Model, is_buffer};
 use weightloom_tensor::Tensor;
 
 use crate::error::TrainError;
@@ -52,6 +53,8 @@ pub struct Engine {
     pub(crate) optimizer: Box<dyn Optimizer>,
     checkpointing: ActivationCheckpointing,
     dropout: f64,
+    /// From the names of the decoder's parameters to those in checkpoints.
+    pub(crate) published_keys: KeyMap,
 }
 
 /// The parts of an engine other than its stages.
@@ -81,7 +84,7 @@ impl Engine {
         let mut made = Vec::with_capacity(stages.len());
         for (number, mut model, mut adapter) in stages {
             for (name, value) in model.parameters_mut() {
-                let role = match adapter.is_some() || frozen.matches(name) {
+                let role = match adapter.is_some() || frozen.matches(name) || is_buffer(name) {
                     true => Role::Frozen,
                     false => Role::Trained,
                 };
@@ -105,7 +108,17 @@ impl Engine {
         if let Some(stage) = made.first() {
             dist.overlap(stage.model.plan().mesh())?;
         }
-        Ok(Self { gangs, dist, stages: made, stage_count, schedule, optimizer, checkpointing, dropout })
+        Ok(Self {
+            gangs,
+            dist,
+            stages: made,
+            stage_count,
+            schedule,
+            optimizer,
+            checkpointing,
+            dropout,
+            published_keys: KeyMap::default(),
+        })
     }
 
     /// This rank's stages.

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use weightloom_checkpoint::{Index, KeyMap, KeyRule};
+use weightloom_checkpoint::{Format, Index, KeyError, KeyMap};
 use weightloom_hub::SharedFamily;
 use weightloom_nn::{ModelDefinition, Parallel, SharedDefinition, Stage};
 
@@ -26,6 +26,7 @@ use crate::config::ModelConfig;
 
 pub use error::{Namesake, SpecError};
 pub use family::FamilySpec;
+pub(crate) use family::reads_any_type;
 pub use grad_clip::clip_factor;
 pub use name::NameProblem;
 pub use pipeline_split::stages;
@@ -77,13 +78,13 @@ pub trait ModelSpec: Send + Sync {
     /// parameters.
     fn keys(&self, config: &Map<String, Value>, index: &Index) -> Result<KeyMap, SpecError>;
 
-    /// The inverse: the map from the names of the model's parameters to those
-    /// in published checkpoints.
+    /// The inverse: the map from the names of the model's parameters to those in
+    /// published checkpoints. The index of one may tell sizes of joined tensors.
     fn published_keys(&self, config: &Map<String, Value>, index: &Index) -> Result<KeyMap, SpecError> {
-        let keys = self.keys(config, index)?;
-        // Dropped tensors cannot be restored.
-        let rules = keys.rules.into_iter().filter(|rule| !matches!(rule, KeyRule::Drop { .. })).collect();
-        Ok(KeyMap { rules }.inverse()?)
+        let specs = self.definition(config)?.all_parameters();
+        let shapes = specs.into_iter().map(|spec| (spec.name, spec.shape)).collect();
+        let none = Index::new(Format::Native, Vec::new(), BTreeMap::new()).map_err(KeyError::from)?;
+        Ok(self.keys(config, &none)?.with_sizes_of(index).inverse_for(&shapes)?)
     }
 
     /// The factor for gradients, given the norm of all of them and the maximum; 0

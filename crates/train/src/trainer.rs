@@ -14,6 +14,7 @@ mod resume;
 mod resume_point;
 mod run;
 mod survey;
+mod weights;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -90,6 +90,8 @@ impl Family for Gpt2 {
                 qk_norm: None,
                 window: None,
                 soft_cap: None,
+                latent: None,
+                temperature: None,
             },
             positions: PositionConfig::Learned,
             norm: NormConfig { kind: NormKind::Layer, eps: config.layer_norm_epsilon, offset: 0.0 },
@@ -108,7 +110,9 @@ impl Family for Gpt2 {
     }
 
     fn keys(&self, config: &Gpt2Config, index: &Index) -> KeyMap {
-        let prefixed = index.tensors().keys().any(|name| name.starts_with("transformer."));
+        // Transformers writes the prefix, and the first checkpoints do not have it.
+        let mut names = index.tensors().keys();
+        let prefixed = names.len() == 0 || names.any(|name| name.starts_with("transformer."));
         let prefix = if prefixed { "transformer." } else { "" };
         let of_layer = |name: &str| format!("{prefix}h.{{}}.{name}");
         let ours = |name: &str| format!("model.layers.{{}}.{name}");

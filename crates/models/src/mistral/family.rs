@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use weightloom_checkpoint::{Index, KeyMap};
 use weightloom_hub::{ConfigError, Family, family_config};
-use weightloom_nn::{Decoder, LayerChoice, SharedDefinition, WindowConfig};
+use weightloom_nn::{Decoder, LayerChoice, SharedDefinition, WindowConfig, WindowKind};
 
 use crate::archs::archs;
 use crate::transformer::{TransformerConfig, drop_rope_frequencies};
@@ -45,8 +45,11 @@ impl Family for Mistral {
 
     fn definition(&self, config: &MistralConfig) -> Result<SharedDefinition, ConfigError> {
         let mut decoder = config.transformer.decoder()?;
-        decoder.attention.window =
-            config.sliding_window.map(|size| WindowConfig { size, layers: LayerChoice::All });
+        decoder.attention.window = config.sliding_window.map(|size| WindowConfig {
+            size,
+            kind: WindowKind::Sliding,
+            layers: LayerChoice::All,
+        });
         Ok(Arc::new(decoder))
     }
 

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use std::collections::BTreeSet;
 
-use weightloom_checkpoint::{Index, KeyMap, KeyRule};
+use weightloom_checkpoint::{Index, KeyMap};
 use weightloom_hub::{ConfigError, Family, family_config};
 use weightloom_nn::{Decoder, ExpertWeights, ExpertsConfig, LayerChoice, SharedDefinition};
 
 use crate::archs::archs;
 use crate::qwen3::Qwen3Config;
+use crate::transformer::stack_experts;
 
 family_config! {
     /// Configuration of Qwen 3 mixture-of-experts models.
@@ -69,16 +70,13 @@ impl Family for Qwen3Moe {
             inner: config.moe_intermediate_size,
             weights: if config.norm_topk_prob { ExpertWeights::Normalised } else { ExpertWeights::OfAll },
             layers: LayerChoice::matching(decoder.layers, has),
+            ..ExpertsConfig::default()
         });
         Ok(Arc::new(decoder))
     }
 
     /// Stacks the experts, which published checkpoints store one by one.
     fn keys(&self, _config: &Qwen3MoeConfig, _index: &Index) -> KeyMap {
-        let stacked = |name: &str| KeyRule::Stack {
-            from: format!("model.layers.{{}}.mlp.experts.{{}}.{name}_proj.weight"),
-            to: format!("model.layers.{{}}.mlp.experts.{name}_proj.weight"),
-        };
-        KeyMap { rules: ["gate", "up", "down"].map(stacked).to_vec() }
+        KeyMap { rules: stack_experts("mlp.experts", ["gate_proj", "up_proj", "down_proj"]) }
     }
 }

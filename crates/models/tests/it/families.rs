@@ -25,6 +25,18 @@ const CASES: &[&str] = &[
     "qwen3_moe_plain",
     "gpt2",
     "gpt2_prefixed",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "phi",
+    "phi3",
+    "phi3_longrope",
+    "olmo2",
+    "mixtral",
+    "deepseek_v2",
+    "deepseek_v2_groups",
+    "deepseek_v3",
+    "llama4_text",
 ];
 
 #[test]

@@ -24,6 +24,11 @@ const FAMILIES: &[&str] = &[
     "mixtral",
     "olmo2",
     "phi",
+    "gemma3_text",
+    "phi3",
+    "deepseek_v2",
+    "deepseek_v3",
+    "llama4_text",
 ];
 
 const ADAPTERS: &[&str] =

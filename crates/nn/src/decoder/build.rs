@@ -7,14 +7,15 @@ use weightloom_dtensor::{DTensor, DistContext};
 
 use super::layer::{FeedForward, Layer};
 use super::{Decoder, Structure};
-use crate::attention::Attention;
-use crate::config::{DecoderConfig, Gating, NormKind, PositionConfig, ResidualForm};
+use crate::attention::{Attention, HeadProjections, Projections};
+use crate::config::{DecoderConfig, Gating, NormKind, PositionConfig, QkNorm, ResidualForm};
 use crate::error::NnError;
 use crate::experts::Experts;
+use crate::latent_attention::{LatentProjections, QueryProjection};
 use crate::linear::Linear;
 use crate::mlp::Mlp;
 use crate::norm::Norm;
-use crate::parameter::{LAST_NORM, parameters};
+use crate::parameter::{CORRECTION_BIAS, LAST_NORM, parameters};
 use crate::plan::Plan;
 use crate::rope::Rope;
 use crate::shard::ModelShard;
@@ -45,7 +46,7 @@ impl Decoder {
             stage.layers.clone().map(|layer| builder.layer(&config, layer)).collect::<Result<_, _>>()?;
         let last_norm = stage.is_last().then(|| builder.norm(config.norm.kind, LAST_NORM)).transpose()?;
         let rope = match &config.positions {
-            PositionConfig::Rope(rope) => Some(Rope::new(rope, config.attention.width)),
+            PositionConfig::Rope(rope) => Some(Rope::new(&config, rope)),
             PositionConfig::Learned => None,
         };
         let layouts = held.iter().map(|(name, _)| plan.used_layout_of(name)).collect();
@@ -105,17 +106,32 @@ impl ModuleBuilder<'_> {
 
     fn attention(&self, config: &DecoderConfig, layer: &str) -> Result<Attention, NnError> {
         let projection = |name: &str| self.linear(&format!("{layer}.self_attn.{name}_proj"));
-        let norm = |name: &str| self.norm(config.norm.kind, &format!("{layer}.self_attn.{name}_norm"));
-        Ok(Attention {
-            query: projection("q")?,
-            key: projection("k")?,
-            value: projection("v")?,
-            output: projection("o")?,
-            norms: match config.attention.qk_norm {
-                Some(_) => Some([norm("q")?, norm("k")?]),
-                None => None,
+        let norm = |name: &str| self.norm(config.norm.kind, &format!("{layer}.self_attn.{name}norm"));
+        let output = projection("o")?;
+        let Some(latent) = &config.attention.latent else {
+            let norms = match config.attention.qk_norm {
+                Some(QkNorm::Head | QkNorm::Whole) => Some([norm("q_")?, norm("k_")?]),
+                Some(QkNorm::Rotated) | None => None,
+            };
+            let (query, key, value) = (projection("q")?, projection("k")?, projection("v")?);
+            let projections = Projections::Heads(HeadProjections { query, key, value, norms });
+            return Ok(Attention { projections, output });
+        };
+        let query = match latent.query_rank {
+            None => QueryProjection::Full(projection("q")?),
+            Some(_) => QueryProjection::Low {
+                down: projection("q_a")?,
+                norm: norm("q_a_layer")?,
+                up: projection("q_b")?,
             },
-        })
+        };
+        let projections = LatentProjections {
+            query,
+            down: self.linear(&format!("{layer}.self_attn.kv_a_proj_with_mqa"))?,
+            norm: norm("kv_a_layer")?,
+            up: projection("kv_b")?,
+        };
+        Ok(Attention { projections: Projections::Latent(projections), output })
     }
 
     fn feed_forward(
@@ -124,13 +140,22 @@ impl ModuleBuilder<'_> {
         number: usize,
         layer: &str,
     ) -> Result<FeedForward, NnError> {
-        if config.experts(number).is_some() {
+        if let Some(experts) = config.experts(number) {
             let expert = |name: &str| self.index(&format!("{layer}.mlp.experts.{name}_proj.weight"));
+            let shared = |name: &str| self.linear(&format!("{layer}.mlp.shared_experts.{name}_proj"));
+            let bias = || self.index(&format!("{layer}.{CORRECTION_BIAS}"));
             return Ok(FeedForward::Experts(Experts {
                 router: self.index(&format!("{layer}.mlp.gate.weight"))?,
+                correction_bias: experts.correction_bias.then(bias).transpose()?,
                 gate: expert("gate")?,
                 up: expert("up")?,
                 down: expert("down")?,
+                shared: match experts.shared {
+                    Some(_) => {
+                        Some(Mlp { gate: Some(shared("gate")?), up: shared("up")?, down: shared("down")? })
+                    }
+                    None => None,
+                },
             }));
         }
         let projection = |name: &str| self.linear(&format!("{layer}.mlp.{name}_proj"));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use weightloom_dtensor::{CommRecord, DTensor, DistContext, DistOptions, Role};
 use weightloom_errors::nearest;
 use weightloom_layout::{Layout, Shape};
-use weightloom_nn::{Adapter, Model, ModelShard, ParameterSpec, Plan, Stage};
+use weightloom_nn::{Adapter, Model, ModelShard, ParameterSpec, Plan, Stage, is_buffer};
 use weightloom_tensor::{Device, Meter, Tensor, counted};
 
 use super::DryRunError;
@@ -69,7 +69,7 @@ impl DryStage {
             let mut model = context.definition.build(shard)?;
             let mut adapter = adapter(context, &*model)?;
             for (name, value) in model.parameters_mut() {
-                let role = match adapter.is_some() || context.frozen.matches(name) {
+                let role = match adapter.is_some() || context.frozen.matches(name) || is_buffer(name) {
                     true => Role::Frozen,
                     false => Role::Trained,
                 };

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use weightloom_checkpoint::{KeyMap, Observer, Source};
+use serde_json::{Map, Value};
+use weightloom_checkpoint::{CheckpointError, Format, Index, KeyMap, Observer, Source, verify_model};
 use weightloom_dtensor::{DistContext, DistOptions, NanCheck, Registry};
 use weightloom_gang::{Gang, Gangs};
 use weightloom_hub::fetch::FetchObserver;
@@ -14,11 +15,12 @@ use weightloom_hub::{
     text_files, text_files_of_folder,
 };
 use weightloom_layout::DType;
-use weightloom_nn::{self as nn, ActivationCheckpointing, Adapter};
+use weightloom_nn::{self as nn, ActivationCheckpointing, Adapter, ModelDefinition};
 
 use super::adapter;
 use super::model_plan::ModelPlan;
 use super::resume_point::name_damage;
+use super::weights::open_weights;
 use crate::callback::Notice;
 use crate::config::{Config, DataType, GradientCheckpointing, LoraConfig};
 use crate::data::{DataSettings, Epochs, Loader};
@@ -27,7 +29,7 @@ use crate::error::TrainError;
 use crate::optimizer::{Patterns, WeightDecay, from_config};
 use crate::parallel_dims::ParallelDims;
 use crate::pipeline::{Schedule, check};
-use crate::spec::{SharedSpec, SpecRegistry};
+use crate::spec::{ModelSpec, SharedSpec, SpecRegistry};
 
 /// The parts of a run.
 pub(super) struct Built {
@@ -70,7 +72,8 @@ pub(super) fn build(
 ) -> Result<Built, TrainError> {
     let Registries { specs, operations } = registries;
     let spec = specs.find(hub, &config.model.name)?;
-    let weights = config.model.weights_path.as_deref().map(|path| hub.open(path, fetching)).transpose()?;
+    let weights = config.model.weights_path.as_deref();
+    let weights = weights.map(|path| open_weights(hub, &*spec, path, fetching)).transpose()?;
     if let (Some(family), Some(model)) = (spec.family(), &weights)
         && family.name() != model.family().name()
     {
@@ -108,12 +111,23 @@ pub(super) fn build(
     // Only trained weights are in the checkpoint.
     let checkpoint = resumed.filter(|_| lora.is_none());
     let checkpoint = checkpoint.map(|path| open_checkpoint(path).map(|source| (path, source))).transpose()?;
+    let checkpoint_keys = match &checkpoint {
+        Some((path, source)) => {
+            let keys = checkpoint_keys(&*spec, &map, &*definition, source)?;
+            if !keys.rules.is_empty() {
+                // Loading compares checksums of tensors under their own names only.
+                verify_model(source, &**gang, reading).map_err(|error| name_damage(path, error.into()))?;
+            }
+            keys
+        }
+        None => KeyMap::default(),
+    };
     let mut stages = Vec::new();
     for number in schedule.stages_of(gangs.pp.rank()) {
         let options = ModelLoadOptions { stage: all.get(number).cloned(), ..options.clone() };
         let made = match (&checkpoint, &weights) {
             (Some((path, source)), _) => {
-                load_model(source, &*definition, &KeyMap::default(), &parallel, &options, reading)
+                load_model(source, &*definition, &checkpoint_keys, &parallel, &options, reading)
                     .map_err(|error| name_damage(path, error.into()))?
                     .model
             }
@@ -151,7 +165,10 @@ pub(super) fn build(
         },
         dropout: lora.map_or(0.0, |lora| lora.dropout),
     };
-    let engine = Engine::new(settings, stages)?;
+    let mut engine = Engine::new(settings, stages)?;
+    if family.is_some() && lora.is_none() {
+        engine.set_published_keys(published_keys(&*spec, &map, weights.as_ref())?);
+    }
     let loader = Loader::new(DataSettings {
         config: config.data.clone(),
         tokenizer: text.tokenizer.clone(),
@@ -176,6 +193,42 @@ pub(super) fn build(
     }
     let family = family.filter(|_| lora.is_none()).map(|family| family.name().to_owned());
     Ok(Built { engine, loader, dims, spec, tokenizer: text.tokenizer, assets, family, notices })
+}
+
+/// Whether a checkpoint has the names of the model's parameters.
+fn has_own_names(index: &Index, definition: &dyn ModelDefinition) -> bool {
+    let mut specs = definition.all_parameters().into_iter();
+    specs.all(|spec| index.tensors().contains_key(&spec.name))
+}
+
+/// The map from the names in a checkpoint of a run to those of the model's
+/// parameters. Older runs saved the latter.
+fn checkpoint_keys(
+    spec: &dyn ModelSpec,
+    config: &Map<String, Value>,
+    definition: &dyn ModelDefinition,
+    source: &Source,
+) -> Result<KeyMap, TrainError> {
+    match spec.family().is_none() || has_own_names(&source.index, definition) {
+        true => Ok(KeyMap::default()),
+        false => Ok(spec.keys(config, &source.index)?),
+    }
+}
+
+/// The map from the names of the model's parameters to published ones.
+fn published_keys(
+    spec: &dyn ModelSpec,
+    config: &Map<String, Value>,
+    weights: Option<&Model>,
+) -> Result<KeyMap, TrainError> {
+    match weights {
+        Some(model) => Ok(spec.published_keys(config, &model.source().index)?),
+        None => {
+            let empty = Index::new(Format::Native, Vec::new(), BTreeMap::new());
+            let empty = empty.map_err(CheckpointError::from)?;
+            Ok(spec.published_keys(config, &empty)?)
+        }
+    }
 }
 
 /// Opens a checkpoint to resume from.

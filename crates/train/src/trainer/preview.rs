@@ -7,6 +7,7 @@ use weightloom_hub::Hub;
 use weightloom_hub::fetch::FetchObserver;
 
 use super::build::load_tokenizer;
+use super::weights::open_weights;
 use crate::config::Config;
 use crate::data::{DataSettings, DataSummary, Epochs, Example, Loader};
 use crate::error::TrainError;
@@ -31,7 +32,8 @@ pub fn preview_data(
     fetching: &dyn FetchObserver,
 ) -> Result<DataPreview, TrainError> {
     let spec = specs.find(hub, &config.model.name)?;
-    let weights = config.model.weights_path.as_deref().map(|path| hub.open(path, fetching)).transpose()?;
+    let weights = config.model.weights_path.as_deref();
+    let weights = weights.map(|path| open_weights(hub, &*spec, path, fetching)).transpose()?;
     let model = spec.config(&config.model, weights.as_ref().map(weightloom_hub::Model::config))?;
     let definition = spec.definition(&model)?;
     let text = load_tokenizer(config, hub, weights.as_ref(), fetching)?;

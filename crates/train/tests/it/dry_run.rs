@@ -3,9 +3,7 @@
 use crate::setup::models;
 use serde_json::json;
 use weightloom_gang::GangSizes;
-use weightloom_nn::{
-    AttentionConfig, DecoderConfig, MlpConfig, Parallel, PositionConfig, RopeConfig, RopeScaling, Stage,
-};
+use weightloom_nn::{AttentionConfig, DecoderConfig, MlpConfig, Parallel, PositionConfig, RopeConfig, Stage};
 use weightloom_train::config::Config;
 use weightloom_train::dry_run::{self, DryRun, DryRunSettings};
 
@@ -20,7 +18,7 @@ fn largest_llama() -> DecoderConfig {
         layers: 126,
         max_positions: 131_072,
         attention: AttentionConfig { heads: 128, kv_heads: 8, width: 128, ..base.attention },
-        positions: PositionConfig::Rope(RopeConfig { theta: 5e5, turned: None, scaling: RopeScaling::None }),
+        positions: PositionConfig::Rope(RopeConfig { theta: 5e5, ..RopeConfig::default() }),
         mlp: MlpConfig { inner: 53_248, ..base.mlp },
         initializer: 0.02,
         ..base

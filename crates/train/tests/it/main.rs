@@ -7,6 +7,7 @@
 //!   TensorBoard.
 //! - `pipeline`, `pipeline_errors`, `pipeline_timeline`: pipeline schedules.
 //! - `engine`, `packing`, `parallelism`, `resume`, `torch_run`: training small models.
+//! - `published`: names and shapes in checkpoints of every family.
 //! - `dry_run`: dry runs of large models.
 //!
 //! Support: `setup` trains small models on thread ranks, `interpreter` executes
@@ -30,6 +31,7 @@ mod parallelism;
 mod pipeline;
 mod pipeline_errors;
 mod pipeline_timeline;
+mod published;
 mod reference;
 mod resume;
 mod schedules;

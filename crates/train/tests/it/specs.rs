@@ -149,7 +149,7 @@ fn an_unknown_name_lists_specs_folders_and_a_fix() {
     let error = refused(&[], "lama");
     let expected = "\
 unknown model spec `lama`
-  built in: gpt2, llama, mistral, qwen2, qwen3, qwen3_moe
+  built in: deepseek_v2, deepseek_v3, gemma, gemma2, gemma3_text, gpt2, llama, llama4_text, mistral, mixtral, olmo2, phi, phi3, qwen2, qwen3, qwen3_moe
   registered: none
   searched: none, because a name without a dot is built in";
     assert_eq!(error.to_string(), expected);
@@ -326,12 +326,12 @@ fn names_in_checkpoints_lead_there_and_back() {
     assert!(back.rules.iter().all(|rule| !matches!(rule, KeyRule::Drop { .. })));
     assert!(back.rules.contains(&KeyRule::Rename {
         from: "model.embed_tokens.weight".to_owned(),
-        to: "wte.weight".to_owned()
+        to: "transformer.wte.weight".to_owned()
     }));
     assert!(
-        back.rules
-            .iter()
-            .any(|rule| matches!(rule, KeyRule::Join { to, .. } if to == "h.{}.attn.c_attn.weight"))
+        back.rules.iter().any(
+            |rule| matches!(rule, KeyRule::Join { to, .. } if to == "transformer.h.{}.attn.c_attn.weight")
+        )
     );
     // Fused and interleaved parts of a described model lead back too.
     let moe = find(&[examples()], "my_org.my_moe").unwrap();
