@@ -219,6 +219,25 @@ pub fn config_file(family: &dyn AnyFamily, config: &Map<String, Value>, dtype: D
     json(&Value::Object(published_config(family, Map::new(), config, Some(dtype))))
 }
 
+/// The `config.json` of a model that was trained from another, whose other keys it
+/// keeps.
+pub fn config_file_from(
+    base: &Model,
+    config: &Map<String, Value>,
+    dtype: DType,
+) -> Result<Vec<u8>, HubError> {
+    let family = &**base.family();
+    let mut own = crate::model::own_config(base.source())?.unwrap_or_default();
+    // A family may read weights of other types.
+    let is_own =
+        |value: &Value| value.as_str().is_some_and(|name| family.model_types().iter().any(|own| own == name));
+    if !own.get("model_type").is_some_and(is_own) {
+        own.remove("model_type");
+        own.remove("architectures");
+    }
+    Ok(json(&Value::Object(published_config(family, own, config, Some(dtype)))))
+}
+
 /// The checkpoint's own configuration, updated, for other programs.
 fn published_config(
     family: &dyn AnyFamily,

@@ -20,7 +20,7 @@ family_config! {
         /// Maximum sequence length.
         max_position_embeddings: usize = 8192,
         /// Scores are divided by its square root.
-        query_pre_attn_scalar: f64 = 256.0,
+        query_pre_attn_scalar: usize = 256,
         /// Attention window.
         sliding_window: Option<usize> = Some(4096),
         /// The kind of each layer; by default every second one has a window, the
@@ -73,7 +73,7 @@ impl Family for Gemma2 {
         };
         let window = |size| WindowConfig { size, kind: WindowKind::Sliding, layers };
         decoder.attention.window = config.sliding_window.map(window);
-        decoder.attention.scale = Some(config.query_pre_attn_scalar.powf(-0.5));
+        decoder.attention.scale = Some((config.query_pre_attn_scalar as f64).powf(-0.5));
         decoder.attention.soft_cap = config.attn_logit_softcapping;
         decoder.head.soft_cap = config.final_logit_softcapping;
         decoder.residual = ResidualForm::Around;

@@ -22,7 +22,7 @@ family_config! {
         /// Maximum sequence length.
         max_position_embeddings: usize = 131_072,
         /// Scores are divided by its square root.
-        query_pre_attn_scalar: f64 = 256.0,
+        query_pre_attn_scalar: usize = 256,
         /// Attention window.
         sliding_window: Option<usize> = Some(4096),
         /// The distance between layers without a window.
@@ -109,7 +109,7 @@ impl Family for Gemma3Text {
         };
         let window = |size| WindowConfig { size, kind: WindowKind::Sliding, layers };
         decoder.attention.window = config.sliding_window.map(window);
-        decoder.attention.scale = Some(config.query_pre_attn_scalar.powf(-0.5));
+        decoder.attention.scale = Some((config.query_pre_attn_scalar as f64).powf(-0.5));
         decoder.attention.soft_cap = config.attn_logit_softcapping;
         decoder.attention.qk_norm = Some(QkNorm::Head);
         decoder.head.soft_cap = config.final_logit_softcapping;

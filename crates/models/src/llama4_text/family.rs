@@ -38,7 +38,7 @@ family_config! {
         /// Whether queries are scaled by position in layers that do not rotate.
         attn_temperature_tuning: bool = true,
         /// Positions with the same scale.
-        floor_scale: f64 = 8192.0,
+        floor_scale: usize = 8192,
         /// Growth of the scale.
         attn_scale: f64 = 0.1,
         ..
@@ -98,7 +98,7 @@ impl Family for Llama4Text {
         decoder.attention.input_bias = config.attention_bias;
         decoder.attention.output_bias = config.attention_bias;
         decoder.attention.qk_norm = config.use_qk_norm.then_some(QkNorm::Rotated);
-        let temperature = TemperatureConfig { floor: config.floor_scale, scale: config.attn_scale };
+        let temperature = TemperatureConfig { floor: config.floor_scale as f64, scale: config.attn_scale };
         decoder.attention.temperature = config.attn_temperature_tuning.then_some(temperature);
         let rotating = LayerChoice::matching(decoder.layers, |layer| config.rotates(layer));
         let chunked = match &config.layer_types {

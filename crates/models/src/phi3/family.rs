@@ -8,6 +8,7 @@ use weightloom_hub::{ConfigError, Family, family_config};
 use weightloom_nn::{Decoder, LayerChoice, PositionConfig, RopeConfig, RopeScaling, SharedDefinition, WindowConfig, WindowKind};
 
 use crate::archs::archs;
+use crate::rope::RopeKeys;
 use crate::transformer::TransformerConfig;
 
 family_config! {
@@ -52,11 +53,10 @@ impl Family for Phi3 {
         let mut transformer = config.transformer.clone();
         let part = transformer.rope.parameter("partial_rotary_factor")?.or(config.partial_rotary_factor);
         // It is not inside of the other keys of older configurations.
-        for map in [&mut transformer.rope.rope_scaling, &mut transformer.rope.rope_parameters] {
-            if let Some(map) = map {
-                let original = config.original_max_position_embeddings;
-                map.insert("original_max_position_embeddings".to_owned(), original.into());
-            }
+        let original = config.original_max_position_embeddings;
+        let RopeKeys { rope_scaling, rope_parameters, .. } = &mut transformer.rope;
+        for map in [rope_scaling, rope_parameters].into_iter().flatten() {
+            map.insert("original_max_position_embeddings".to_owned(), original.into());
         }
         let mut decoder = transformer.decoder()?;
         if let PositionConfig::Rope(RopeConfig { turned, scaling, .. }) = &mut decoder.positions {
@@ -64,7 +64,7 @@ impl Family for Phi3 {
             match scaling {
                 RopeScaling::None => {}
                 RopeScaling::LongRope { original_positions, .. } => {
-                    decoder.max_positions = *original_positions
+                    decoder.max_positions = *original_positions;
                 }
                 _ => {
                     return Err(ConfigError::NotSupported {

@@ -11,8 +11,8 @@ use weightloom_gang::{Gang, Gangs};
 use weightloom_hub::fetch::FetchObserver;
 use weightloom_hub::text::{ChatTemplates, Tokenizer};
 use weightloom_hub::{
-    Hub, Model, ModelLoadOptions, ModelLocation, TrainingData, config_file, load_model, new_model,
-    text_files, text_files_of_folder,
+    Hub, Model, ModelLoadOptions, ModelLocation, TrainingData, config_file, config_file_from, load_model,
+    new_model, text_files, text_files_of_folder,
 };
 use weightloom_layout::DType;
 use weightloom_nn::{self as nn, ActivationCheckpointing, Adapter, ModelDefinition};
@@ -148,7 +148,11 @@ pub(super) fn build(
             assets.insert("adapter_config.json".to_owned(), adapter::config_file(lora, base, &*definition)?);
         }
         (None, Some(family)) => {
-            assets.insert("config.json".to_owned(), config_file(&**family, &map, DType::F32));
+            let file = match &weights {
+                Some(model) => config_file_from(model, &map, DType::F32)?,
+                None => config_file(&**family, &map, DType::F32),
+            };
+            assets.insert("config.json".to_owned(), file);
         }
         (None, None) => {}
     }
