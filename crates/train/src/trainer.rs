@@ -32,8 +32,8 @@ use crate::config::{Config, to_value};
 use crate::data::{DocumentsRead, PromptStyle};
 use crate::engine::Engine;
 use crate::error::TrainError;
+use crate::extensions::Extensions;
 use crate::metrics::{Meter, Sinks, open};
-use crate::schedule::LearningRate;
 use crate::spec::SpecRegistry;
 use crate::warning::Warning;
 
@@ -45,9 +45,9 @@ use resume_point::name_damage;
 use run::Run;
 use survey::Survey;
 
-pub use dry_run::dry_run;
+pub use dry_run::{dry_run, dry_run_with};
 pub use lock::is_running;
-pub use preview::{DataPreview, preview_data};
+pub use preview::{DataPreview, preview_data, preview_data_with};
 pub use resume::ConfigChanges;
 
 /// A training run to start with [`train`].
@@ -63,6 +63,8 @@ pub struct TrainRequest<'a> {
     pub gang: Arc<dyn Gang>,
     /// Model specs registered in code, in addition to the families of the hub.
     pub specs: SpecRegistry,
+    /// What the config may name; by default what is built in.
+    pub extensions: Extensions,
     /// Whether to resume with a config that computes something else.
     pub config_changes: ConfigChanges,
     /// Set it to end the run after the current step.
@@ -86,6 +88,7 @@ impl<'a> TrainRequest<'a> {
             hub,
             gang,
             specs: SpecRegistry::default(),
+            extensions: Extensions::standard(),
             config_changes: ConfigChanges::default(),
             stop: Arc::default(),
             callbacks: Vec::new(),
@@ -141,6 +144,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         hub,
         gang,
         specs,
+        extensions,
         config_changes,
         stop,
         mut callbacks,
@@ -159,7 +163,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         let restore = || -> Result<(Built, Option<Progress>), TrainError> {
             let path = resumed.as_deref();
             let changed = path.map(|path| compare_config(config, path, config_changes)).transpose()?;
-            let mut built = build(config, hub, &specs, &gang, path, fetching, reading)?;
+            let mut built = build(config, hub, &specs, &extensions, &gang, path, fetching, reading)?;
             built.notices.extend(changed.flatten());
             let restored = path.map(|path| restore_engine(&mut built.engine, path, reading)).transpose()?;
             Ok((built, restored))
@@ -197,7 +201,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         steps: total,
         first_step: progress.step,
     };
-    let rates = LearningRate::new(config.train.optimizer.lr, &config.train.schedule, total)?;
+    let rates = extensions.schedules.build(config.train.optimizer.lr, &config.train.schedule, total)?;
     let dp_rank = engine.gangs.dp.rank();
     let own_rows = dp_rank * dims.rows_per_rank..(dp_rank + 1) * dims.rows_per_rank;
     let epoch = loader.state().position.epoch;
@@ -211,7 +215,8 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
             let steps = total.saturating_sub(progress.step);
             warnings.extend(checkpoints.check_space(checkpoint_bytes, steps)?);
             write_config(&folder, config)?;
-            (open(&config.train.logging, &folder, progress.step)?, warnings, Some(lock))
+            let sinks = open(&config.train.logging, &extensions.sinks, &folder, progress.step)?;
+            (sinks, warnings, Some(lock))
         }
         _ => (Sinks::default(), Vec::new(), None),
     };

@@ -6,12 +6,16 @@ use weightloom_document::{Coercion, Mark, Node, Origin, Section, Sources, Valida
 use super::Suite;
 use super::error::{SuiteError, SuiteErrors, SuiteProblem, SuiteRule};
 use crate::chat::ChatMode;
-use crate::probe::{self, FieldProblem, Kind};
+use crate::probe::{FieldProblem, Kind, Probes};
 use crate::runner;
 
 /// Adds the errors of entries, so that a user sees every error at once.
-pub(super) fn with_entries(mut errors: Vec<SuiteError>, entries: &[SuiteEntry]) -> SuiteErrors {
-    errors.extend(entries.iter().filter_map(|entry| entry.probe().err()).flatten());
+pub(super) fn with_entries(
+    mut errors: Vec<SuiteError>,
+    entries: &[SuiteEntry],
+    kinds: &Probes,
+) -> SuiteErrors {
+    errors.extend(entries.iter().filter_map(|entry| entry.probe(kinds).err()).flatten());
     SuiteErrors::sorted(errors)
 }
 
@@ -43,8 +47,8 @@ pub struct SuiteEntry {
 
 impl SuiteEntry {
     /// Builds the probe, or returns every error in its fields.
-    pub fn probe(&self) -> Result<runner::Entry, Vec<SuiteError>> {
-        let kind = probe::find(&self.kind).map_err(|error| {
+    pub fn probe(&self, kinds: &Probes) -> Result<runner::Entry, Vec<SuiteError>> {
+        let kind = kinds.find(&self.kind).map_err(|error| {
             let origin = self.sources().origin(self.kind_mark);
             let problem = SuiteProblem::Rule(SuiteRule::Kind(error));
             vec![SuiteError { origin, path: format!("suite.{}.kind", self.index), problem }]
@@ -93,7 +97,7 @@ impl Suite {
     pub fn probes(&self) -> Result<Vec<runner::Entry>, SuiteErrors> {
         let (mut probes, mut errors) = (Vec::new(), Vec::new());
         for entry in self.entries() {
-            match entry.probe() {
+            match entry.probe(&self.kinds) {
                 Ok(probe) => probes.push(probe),
                 Err(found) => errors.extend(found),
             }

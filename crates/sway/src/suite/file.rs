@@ -75,6 +75,9 @@ pub struct ModelSpec {
     /// For `api` and `custom`: seconds before an answer times out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_s: Option<u64>,
+    /// Options of a registered kind of backend.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub options: Option<Map<String, Value>>,
 }
 
 fn auto() -> String {
@@ -82,7 +85,7 @@ fn auto() -> String {
 }
 
 /// The kind of backend of a model.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ModelKind {
     /// This program loads a Hugging Face folder or a GGUF file.
@@ -96,11 +99,16 @@ pub enum ModelKind {
     Dummy,
     /// A program or Python class of the user.
     Custom,
+    /// A kind that the program has registered with
+    /// [`Backends`](crate::backend::Backends).
+    #[serde(untagged)]
+    #[schemars(skip)]
+    Registered(String),
 }
 
 impl ModelKind {
     /// Whether this program loads the model itself.
-    pub fn is_local(self) -> bool {
+    pub fn is_local(&self) -> bool {
         matches!(self, Self::Hf | Self::Mlx)
     }
 }
@@ -113,6 +121,7 @@ impl fmt::Display for ModelKind {
             Self::Api => "api",
             Self::Dummy => "dummy",
             Self::Custom => "custom",
+            Self::Registered(name) => name,
         })
     }
 }

@@ -36,6 +36,11 @@ pub enum DataError {
     TooLarge { file: String, line: usize, what: &'static str, limit: u64 },
     #[error("`data.separator` {separator:?} is longer than one line")]
     Separator { separator: String },
+    #[error("`data.format`: {0}")]
+    Format(#[from] UnknownName),
+    /// A record that a format of a user rejects.
+    #[error("{file}:{line}: cannot read the record as `{format}`: {reason}")]
+    Record { file: String, line: usize, format: String, reason: String },
     #[error("{file}:{line}:{column}: {message}")]
     Syntax { file: String, line: usize, column: usize, message: String },
     #[error("{file}:{line}: cannot detect the format from the keys {}", listed(.keys))]

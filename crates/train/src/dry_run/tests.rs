@@ -95,7 +95,7 @@ fn dry(config: &Config, decoder: &DecoderConfig, mesh: Mesh) -> Result<DryRun, D
     };
     let stages = stages(decoder, sizes.pp * chunks);
     let parallel = Parallel::default();
-    run(&DryRunSettings { config, decoder, parallel: &parallel, stages: &stages, sizes, world, data: None })
+    run(&DryRunSettings { config, decoder, parallel: &parallel, stages: &stages, sizes, world, data: None, extensions: &Extensions::standard() })
 }
 
 /// What an engine holds and sends in a step.
@@ -150,6 +150,7 @@ fn engine(root: Arc<dyn Gang>, config: &Config, decoder: &DecoderConfig, mesh: M
         sizes: GangSizes { pp: 1, tp: 1, sdp: None },
         world: 1,
         data: None,
+        extensions: &Extensions::standard(),
     };
     let context = RunContext::new(&alone).unwrap();
     let checkpointing = context.checkpointing();
@@ -380,6 +381,7 @@ fn available_data_has_an_order_digest() {
         seed: 1,
         vocabulary: VOCABULARY,
         epochs: Epochs::Endless,
+        formats: Default::default(),
     };
     let loader = Loader::new(settings).unwrap();
     let decoder = decoder();
@@ -393,6 +395,7 @@ fn available_data_has_an_order_digest() {
         sizes: ranks(1).sizes,
         world: 1,
         data: Some(crate::dry_run::DryRunData { loader: &loader, summary: None }),
+        extensions: &Extensions::standard(),
     };
     let digest = loader.order_digest(3, ROWS);
     assert_eq!(run(&settings).unwrap().data, DataReport::Order { steps: 3, digest, summary: None });
@@ -443,6 +446,7 @@ fn impossible_runs_are_errors_with_hints() {
         sizes: ranks(2).pp(2).sizes,
         world: 2,
         data: None,
+        extensions: &Extensions::standard(),
     };
     let error = run(&settings).unwrap_err();
     assert_eq!(error, DryRunError::Stages { found: 3, ranks: 2, chunks: 1 });

@@ -24,7 +24,8 @@ use crate::config::{Config, DataType, GradientCheckpointing, LoraConfig};
 use crate::data::{DataSettings, Epochs, Loader};
 use crate::engine::{Engine, EngineSettings};
 use crate::error::TrainError;
-use crate::optimizer::{Patterns, WeightDecay, from_config};
+use crate::extensions::Extensions;
+use crate::optimizer::{Patterns, WeightDecay};
 use crate::parallel_dims::ParallelDims;
 use crate::pipeline::{Schedule, check};
 use crate::spec::{SharedSpec, SpecRegistry};
@@ -56,6 +57,7 @@ pub(super) fn build(
     config: &Config,
     hub: &Hub,
     specs: &SpecRegistry,
+    extensions: &Extensions,
     gang: &Arc<dyn Gang>,
     resumed: Option<&Path>,
     fetching: &dyn FetchObserver,
@@ -135,7 +137,7 @@ pub(super) fn build(
         gangs,
         dist,
         schedule: Arc::new(schedule),
-        optimizer: from_config(&config.train.optimizer)?,
+        optimizer: extensions.optimizers.build(&config.train.optimizer)?,
         decay: &decay,
         frozen: &frozen,
         checkpointing: match config.train.gradient_checkpointing {
@@ -155,6 +157,7 @@ pub(super) fn build(
             Some(_) => Epochs::Endless,
             None => Epochs::Times(config.train.epochs),
         },
+        formats: extensions.formats.clone(),
     })?;
     if let Some(record) = loader.training_data()? {
         assets.insert(TrainingData::FILE.to_owned(), record.to_json());

@@ -11,12 +11,25 @@ use crate::config::{Config, DataType};
 use crate::data::{DataError, DataSettings, Epochs, Loader};
 use crate::dry_run::{self, DataReport, DryRun, DryRunData, DryRunSettings};
 use crate::error::TrainError;
+use crate::extensions::Extensions;
 use crate::spec::SpecRegistry;
 
 /// Predicts memory, communication and time of a run on `world` ranks. Needs
 /// neither data nor weights, only the model config of the weights. Counts the
 /// documents if the data and the tokenizer are available locally.
 pub fn dry_run(config: &Config, hub: &Hub, specs: &SpecRegistry, world: usize) -> Result<DryRun, TrainError> {
+    dry_run_with(config, hub, specs, &Extensions::standard(), world)
+}
+
+/// Predicts a run of a config that may name what is registered, like
+/// [`dry_run`].
+pub fn dry_run_with(
+    config: &Config,
+    hub: &Hub,
+    specs: &SpecRegistry,
+    extensions: &Extensions,
+    world: usize,
+) -> Result<DryRun, TrainError> {
     let spec = specs.find(hub, &config.model.name)?;
     let weights_config = match (&config.model.weights_path, &config.model.arch) {
         (Some(path), None) => Some(known_config(hub, path)?),
@@ -24,7 +37,7 @@ pub fn dry_run(config: &Config, hub: &Hub, specs: &SpecRegistry, world: usize) -
     };
     let plan = ModelPlan::new(config, &*spec, weights_config.as_ref(), world)?;
     let ModelPlan { decoder, parallel, dims, stages, .. } = plan;
-    let mut loaded = loader(config, hub, decoder.vocabulary).transpose();
+    let mut loaded = loader(config, hub, extensions, decoder.vocabulary).transpose();
     let summary = match &mut loaded {
         Ok(Some(loader)) if config.data.r#type == DataType::Files => {
             let counted = loader.summary(&mut |_| {});
@@ -49,6 +62,7 @@ pub fn dry_run(config: &Config, hub: &Hub, specs: &SpecRegistry, world: usize) -
         sizes: dims.gang_sizes(),
         world,
         data,
+        extensions,
     };
     let mut report = dry_run::run(&settings)?;
     if let Err(error) = &summary {
@@ -71,7 +85,12 @@ fn known_config(hub: &Hub, path: &str) -> Result<serde_json::Map<String, serde_j
 }
 
 /// The data loader, if the tokenizer is available locally.
-fn loader(config: &Config, hub: &Hub, vocabulary: usize) -> Option<Result<Loader, DataError>> {
+fn loader(
+    config: &Config,
+    hub: &Hub,
+    extensions: &Extensions,
+    vocabulary: usize,
+) -> Option<Result<Loader, DataError>> {
     let is_local =
         |path: &str| matches!(hub.resolve(path).ok()?.address, Some(ModelAddress::Path(_))).then_some(());
     if let Some(path) = config.model.tokenizer_path.as_deref().or(config.model.weights_path.as_deref()) {
@@ -91,6 +110,7 @@ fn loader(config: &Config, hub: &Hub, vocabulary: usize) -> Option<Result<Loader
         seed: config.train.seed,
         vocabulary,
         epochs: Epochs::Endless,
+        formats: extensions.formats.clone(),
     };
     Some(Loader::new(settings))
 }

@@ -6,6 +6,7 @@ use weightloom_gang::GangSizes;
 use weightloom_nn::{
     AttentionConfig, DecoderConfig, MlpConfig, Parallel, PositionConfig, RopeConfig, RopeScaling, Stage,
 };
+use weightloom_train::Extensions;
 use weightloom_train::config::Config;
 use weightloom_train::dry_run::{self, DryRun, DryRunSettings};
 
@@ -54,6 +55,7 @@ fn run(schedule: &str, vpp: usize, recompute: &str) -> DryRun {
         sizes: GangSizes { pp: 16, tp: 8, sdp: Some(16) },
         world: WORLD,
         data: None,
+        extensions: &Extensions::standard(),
     };
     dry_run::run(&settings).unwrap()
 }

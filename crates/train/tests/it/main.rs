@@ -8,6 +8,7 @@
 //! - `pipeline`, `pipeline_errors`, `pipeline_timeline`: pipeline schedules.
 //! - `engine`, `packing`, `parallelism`, `resume`, `torch_run`: training small models.
 //! - `dry_run`: dry runs of large models.
+//! - `own_extensions`: optimizers, schedules, sinks and formats of a user.
 //!
 //! Support: `setup` trains small models on thread ranks, `interpreter` executes
 //! pipeline schedules. `tests/memory.rs` is a binary by itself because it
@@ -24,6 +25,7 @@ mod events;
 mod examples;
 mod interpreter;
 mod optimizers;
+mod own_extensions;
 mod packing;
 mod parallel_dims;
 mod parallelism;
