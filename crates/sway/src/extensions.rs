@@ -1,5 +1,9 @@
 //! What suites may name: built-in kinds and those of your own crate.
 
+use serde_json::Value;
+use weightloom_document::Section;
+use weightloom_document::schema::UnsupportedSchema;
+
 use crate::backend::Backends;
 use crate::probe::Probes;
 
@@ -26,4 +30,11 @@ impl Extensions {
     pub fn standard() -> Self {
         Self::default()
     }
+}
+
+/// The keys of a JSON schema. A type without fields has a schema without
+/// properties.
+pub(crate) fn section_of(schema: &Value) -> Result<Section, UnsupportedSchema> {
+    let has_no_keys = schema.get("properties").is_none() && schema["additionalProperties"] == Value::Bool(false);
+    if has_no_keys { Ok(Section { keys: Vec::new() }) } else { Section::from_json_schema(schema) }
 }

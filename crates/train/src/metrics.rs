@@ -40,6 +40,7 @@ use crate::data::DocumentsRead;
 /// A metric sink.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(transform = crate::extensions::one_of)]
 pub enum SinkKind {
     /// `metrics.jsonl`, one JSON object per record or event.
     Jsonl,

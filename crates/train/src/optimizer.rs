@@ -83,6 +83,7 @@ impl Default for OptimizerConfig {
 /// Update rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(transform = crate::extensions::one_of)]
 pub enum OptimizerKind {
     /// Adam with decoupled weight decay.
     #[default]

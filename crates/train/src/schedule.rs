@@ -56,6 +56,7 @@ pub struct ScheduleConfig {
 /// Shape of the schedule after warmup.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(transform = crate::extensions::one_of)]
 pub enum ScheduleKind {
     /// Decay along half a cosine wave.
     #[default]

@@ -37,7 +37,7 @@ use crate::metrics::{Meter, Sinks, open};
 use crate::spec::SpecRegistry;
 use crate::warning::Warning;
 
-use build::{Built, build, open_checkpoint};
+use build::{Built, Registered, build, open_checkpoint};
 use checkpoint_manager::CheckpointManager;
 use evaluate::HeldOut;
 use resume::{compare_config, restore_data};
@@ -152,6 +152,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         fetching,
         reading,
     } = request;
+    let registered = Registered { specs: &specs, extensions: &extensions };
     let folder = PathBuf::from(&config.train.checkpoint.output_dir);
     let mut checkpoints = CheckpointManager::new(config, &gang)?;
     if config.train.eval.sway.is_some() && gang.rank() == 0 && evaluators.is_empty() {
@@ -163,7 +164,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         let restore = || -> Result<(Built, Option<Progress>), TrainError> {
             let path = resumed.as_deref();
             let changed = path.map(|path| compare_config(config, path, config_changes)).transpose()?;
-            let mut built = build(config, hub, &specs, &extensions, &gang, path, fetching, reading)?;
+            let mut built = build(config, hub, &registered, &gang, path, fetching, reading)?;
             built.notices.extend(changed.flatten());
             let restored = path.map(|path| restore_engine(&mut built.engine, path, reading)).transpose()?;
             Ok((built, restored))

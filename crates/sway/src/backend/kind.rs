@@ -73,7 +73,8 @@ use crate::suite::PlannedModel;
 /// let suite = SuiteReader::new(&extensions, &|_| None).read(text, Path::new("sway.yaml"))?;
 /// let fetch = FetchSettings::in_folders("hub", "urls");
 /// let hub = Hub::new(StoreSettings::default().store(&[]), Families::new(), Ok(fetch));
-/// let builder = BackendBuilder { backends: extensions.backends, ..BackendBuilder::new(&hub, &(), &|_| None) };
+/// let mut builder = BackendBuilder::new(&hub, &(), &|_| None);
+/// builder.backends = extensions.backends;
 /// assert_eq!(builder.build(&suite.plan)?.description().kind, "dummy");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use thiserror::Error;
-use weightloom_document::Section;
 use weightloom_errors::{Hint, did_you_mean, nearest};
 
 use super::Backend;
@@ -13,6 +12,7 @@ use super::guarded::Guarded;
 use super::kind::{AnyBackendKind, BackendKind, BackendRequest};
 use super::standard::standard;
 use crate::error::BackendError;
+use crate::extensions::section_of;
 use crate::probe::FieldProblem;
 use crate::probe::panics::{Panicked, caught};
 
@@ -62,7 +62,7 @@ impl Backends {
         }
         let options = |message| fault(RegisterBackendProblem::Options { message });
         let schema = caught(|| kind.schema()).map_err(|panic| options(panic.to_string()))?;
-        Section::from_json_schema(&schema).map_err(|error| options(error.0))?;
+        section_of(&schema).map_err(|error| options(error.0))?;
         self.kinds.push(kind);
         Ok(())
     }

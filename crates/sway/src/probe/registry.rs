@@ -1,11 +1,11 @@
 //! The kinds of probes that suites may name.
 
 use thiserror::Error;
-use weightloom_document::Section;
 use weightloom_errors::{Hint, did_you_mean, nearest};
 
 use super::panics::caught;
 use super::{About, Kind, PREFLIGHT, ProbeKind, kinds};
+use crate::extensions::section_of;
 
 /// Fields that every entry of a suite has.
 const COMMON: [&str; 5] = ["name", "kind", "enabled", "weight", "chat"];
@@ -69,7 +69,7 @@ impl Probes {
         }
         let schema = caught(|| kind.schema())
             .map_err(|panic| fault(RegisterProbeProblem::Fields { message: panic.to_string() }))?;
-        let fields = Section::from_json_schema(&schema)
+        let fields = section_of(&schema)
             .map_err(|error| fault(RegisterProbeProblem::Fields { message: error.0 }))?;
         if let Some(field) = fields.keys.iter().find(|field| COMMON.contains(&field.name.as_str())) {
             return Err(fault(RegisterProbeProblem::CommonField { field: field.name.clone() }));

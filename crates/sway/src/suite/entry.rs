@@ -1,11 +1,12 @@
 //! One entry of a suite file.
 
 use serde_json::{Map, Value};
-use weightloom_document::{Coercion, Mark, Node, Origin, Section, Sources, Validator};
+use weightloom_document::{Coercion, Mark, Node, Origin, Sources, Validator};
 
 use super::Suite;
 use super::error::{SuiteError, SuiteErrors, SuiteProblem, SuiteRule};
 use crate::chat::ChatMode;
+use crate::extensions::section_of;
 use crate::probe::{FieldProblem, Kind, Probes};
 use crate::runner;
 
@@ -66,7 +67,7 @@ impl SuiteEntry {
 
     /// Checks the fields against the schema of the kind.
     fn check(&self, kind: &Kind) -> Result<Map<String, Value>, Vec<SuiteError>> {
-        let schema = Section::from_json_schema(&kind.schema())
+        let schema = section_of(&kind.schema())
             .map_err(|error| vec![self.error(None, SuiteProblem::Deserialize { message: error.0 })])?;
         let mut validator = Validator::new(self.sources(), &schema, Coercion::Lenient);
         let path = format!("suite.{}", self.index);

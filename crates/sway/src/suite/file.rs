@@ -87,6 +87,7 @@ fn auto() -> String {
 /// The kind of backend of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(transform = one_of)]
 pub enum ModelKind {
     /// This program loads a Hugging Face folder or a GGUF file.
     #[default]
@@ -104,6 +105,14 @@ pub enum ModelKind {
     #[serde(untagged)]
     #[schemars(skip)]
     Registered(String),
+}
+
+/// Without the registered names, which the schema does not know, the others are
+/// exclusive.
+fn one_of(schema: &mut schemars::Schema) {
+    if let Some(choices) = schema.remove("anyOf") {
+        schema.insert("oneOf".to_owned(), choices);
+    }
 }
 
 impl ModelKind {

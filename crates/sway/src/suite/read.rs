@@ -16,7 +16,7 @@ use super::{Suite, SuiteOverrides, SuiteReader, plan};
 use crate::backend::{Backends, RegisteredBackend};
 use crate::category::Category;
 use crate::chat::ChatMode;
-use crate::extensions::Extensions;
+use crate::extensions::{Extensions, section_of};
 use crate::probe::FieldProblem;
 use crate::statistics::Statistics;
 
@@ -37,7 +37,7 @@ fn file_schema(root: &Node, backends: &Backends) -> Section {
         }
         let default = ModelKind::default().to_string();
         let named = root.text_of(&format!("{side}.kind")).unwrap_or(&default);
-        let options = backends.find(named).ok().map(|kind| Section::from_json_schema(&kind.schema()));
+        let options = backends.find(named).ok().map(|kind| section_of(&kind.schema()));
         if let (Some(Ok(options)), Some(key)) = (options, schema.key_mut(&format!("{side}.options"))) {
             if options.keys.iter().any(|option| option.default.is_none()) {
                 (key.nullable, key.default) = (Nullable::No, None);

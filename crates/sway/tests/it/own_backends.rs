@@ -101,8 +101,8 @@ fn read(base: &str, tuned: &str, rest: &str) -> Result<Suite, SuiteErrors> {
 
 fn build(suite: &Suite) -> Result<Box<dyn Backend>, BuildError> {
     let hub = hub();
-    let builder =
-        BackendBuilder { backends: extensions().backends, ..BackendBuilder::new(&hub, &(), &|_| None) };
+    let mut builder = BackendBuilder::new(&hub, &(), &|_| None);
+    builder.backends = extensions().backends;
     builder.check(&suite.plan)?;
     builder.build(&suite.plan)
 }

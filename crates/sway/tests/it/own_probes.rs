@@ -15,7 +15,7 @@ use weightloom_sway::probe::{
 };
 use weightloom_sway::suite::{SuiteErrors, SuiteReader};
 use weightloom_sway::{
-    Aspect, Category, Decision, Extensions, JudgeOptions, PreparedSuite, ProbeVerdict, Record, Report,
+    Aspect, Category, Decision, Extensions, JudgeOptions, PrepareError, PreparedSuite, ProbeVerdict, Record, Report,
     Statistics, judge,
 };
 
@@ -129,7 +129,7 @@ struct Rogue {
     does: Misdeed,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum Misdeed {
     /// Panics after it has asked a question.
@@ -223,7 +223,10 @@ fn extensions() -> Extensions {
 fn read(suite: &str) -> Result<PreparedSuite, SuiteErrors> {
     let text = format!("{MODELS}{suite}");
     let suite = SuiteReader::new(&extensions(), &|_| None).read(&text, Path::new("sway.yaml"))?;
-    Ok(PreparedSuite::new(suite, None).unwrap_or_else(|error| panic!("{error}")))
+    PreparedSuite::new(suite, None).map_err(|error| match error {
+        PrepareError::Suite(errors) => errors,
+        other => panic!("{other}"),
+    })
 }
 
 fn judged(suite: &str) -> Report {

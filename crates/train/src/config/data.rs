@@ -87,6 +87,7 @@ pub enum DataType {
 /// Format of each line of a JSONL file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(transform = crate::extensions::one_of)]
 pub enum DataFormat {
     /// Detect the format from the keys of each line.
     #[default]

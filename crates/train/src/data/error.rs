@@ -5,6 +5,7 @@ use weightloom_hub::text::{ChatError, TextError};
 
 use super::status::DropReason;
 use super::summary::DroppedDocuments;
+use crate::extensions::UnknownName;
 
 /// The keys that identify the format of a JSONL line.
 const KEYS: [&str; 4] = ["text", "prompt", "completion", "messages"];
@@ -180,6 +181,7 @@ impl Hint for DataError {
             Self::OtherFiles { .. } => {
                 "restore the files, start a new run, or start the data again with --force-resume"
             }
+            Self::Format(error) => return error.hint(),
             _ => return None,
         };
         Some(hint.to_owned())

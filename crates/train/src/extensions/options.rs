@@ -26,6 +26,14 @@ impl OptionProblem {
     }
 }
 
+/// Without the registered names, which the schema does not know, the others are
+/// exclusive.
+pub(crate) fn one_of(schema: &mut schemars::Schema) {
+    if let Some(choices) = schema.remove("anyOf") {
+        schema.insert("oneOf".to_owned(), choices);
+    }
+}
+
 /// Deserializes options; absent ones are an empty map.
 pub(crate) fn read_options<T: DeserializeOwned>(options: Option<&Map<String, Value>>) -> Result<T, String> {
     let options = options.cloned().unwrap_or_default();
@@ -34,5 +42,10 @@ pub(crate) fn read_options<T: DeserializeOwned>(options: Option<&Map<String, Val
 
 /// The keys of options.
 pub(crate) fn section_of<T: JsonSchema>() -> Result<Section, String> {
-    Section::from_json_schema(&schemars::schema_for!(T).to_value()).map_err(|error| error.0)
+    let schema = schemars::schema_for!(T).to_value();
+    // A type without fields has a schema without properties.
+    if schema.get("properties").is_none() && schema["additionalProperties"] == Value::Bool(false) {
+        return Ok(Section { keys: Vec::new() });
+    }
+    Section::from_json_schema(&schema).map_err(|error| error.0)
 }

@@ -26,7 +26,7 @@ struct Entry<T: ?Sized> {
 impl<T: ?Sized> Clone for Entry<T> {
     fn clone(&self) -> Self {
         let Self { name, summary, options, item } = self;
-        Self { name, summary, options: options.clone(), item: Arc::clone(item) }
+        Self { name: *name, summary: *summary, options: options.clone(), item: Arc::clone(item) }
     }
 }
 

@@ -51,18 +51,25 @@ pub(super) struct TokenizerBundle {
     files: BTreeMap<String, Vec<u8>>,
 }
 
+/// What a config may name, besides what is on the hub.
+#[derive(Clone, Copy)]
+pub(super) struct Registered<'a> {
+    pub(super) specs: &'a SpecRegistry,
+    pub(super) extensions: &'a Extensions,
+}
+
 /// Builds the parts of a run. Called by every rank. Trained weights come from
 /// the checkpoint `resumed`, if there is one.
 pub(super) fn build(
     config: &Config,
     hub: &Hub,
-    specs: &SpecRegistry,
-    extensions: &Extensions,
+    registered: &Registered<'_>,
     gang: &Arc<dyn Gang>,
     resumed: Option<&Path>,
     fetching: &dyn FetchObserver,
     reading: &dyn Observer,
 ) -> Result<Built, TrainError> {
+    let Registered { specs, extensions } = *registered;
     let spec = specs.find(hub, &config.model.name)?;
     let weights = config.model.weights_path.as_deref().map(|path| hub.open(path, fetching)).transpose()?;
     if let (Some(family), Some(model)) = (spec.family(), &weights)
