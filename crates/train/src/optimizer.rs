@@ -59,7 +59,6 @@ pub struct OptimizerConfig {
     /// to it. 0 disables clipping.
     pub max_grad_norm: f64,
     /// Settings of an update rule that is not built in.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub options: Option<Map<String, Value>>,
 }
 

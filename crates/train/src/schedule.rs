@@ -49,7 +49,6 @@ pub struct ScheduleConfig {
     /// Shape of the decay, for `wsd`.
     pub decay_type: DecayType,
     /// Settings of a schedule that is not built in.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub options: Option<Map<String, Value>>,
 }
 

@@ -75,8 +75,7 @@ fn section(page: &mut String, keys_of: &Section, order: &Content, path: &str) {
         Content::Map(map) => map.iter().position(|entry| entry.key == key.name),
         _ => None,
     };
-    // Keys that are absent from a dump unless they are set come last.
-    keys.sort_by_key(|key| (inner(key).is_none(), inner(key)));
+    keys.sort_by_key(|key| inner(key));
     let (sections, plain): (Vec<&Key>, Vec<&Key>) =
         keys.into_iter().partition(|key| matches!(key.kind, Kind::Section(_)));
     if !plain.is_empty() {

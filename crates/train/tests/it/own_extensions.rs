@@ -549,13 +549,14 @@ fn records_of_a_users_format_become_documents() {
     };
     let mut good = loader("one?\tyes\n\ntwo?\tno\n").unwrap();
     let examples = good.examples(9).unwrap();
-    let passages: Vec<Vec<(&str, bool)>> = examples
+    // The tokenizer has no decoder, which would join its tokens.
+    let joined = |text: &str| text.replace(' ', "");
+    let passages: Vec<Vec<(String, bool)>> = examples
         .iter()
-        .map(|one| one.passages.iter().map(|part| (part.text.as_str(), part.trained)).collect())
+        .map(|one| one.passages.iter().map(|part| (joined(&part.text), part.trained)).collect())
         .collect();
-    assert_eq!(passages.len(), 2);
-    assert!(passages[0].iter().any(|(text, trained)| text.contains("one?") && !trained), "{passages:?}");
-    assert!(passages[1].iter().any(|(text, trained)| text.contains("no") && *trained), "{passages:?}");
+    let pair = |prompt: &str, answer: &str| vec![(prompt.to_owned(), false), (answer.to_owned(), true)];
+    assert_eq!(passages, [pair("one?", "yes"), pair("two?", "no")]);
     let error = |text: &str| loader(text).map(|_| ()).unwrap_err();
     let found = error("no tab here\n");
     assert!(matches!(&found, DataError::Record { line: 1, format, .. } if format == "tabbed"), "{found:?}");
