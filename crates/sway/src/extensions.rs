@@ -35,6 +35,7 @@ impl Extensions {
 /// The keys of a JSON schema. A type without fields has a schema without
 /// properties.
 pub(crate) fn section_of(schema: &Value) -> Result<Section, UnsupportedSchema> {
-    let has_no_keys = schema.get("properties").is_none() && schema["additionalProperties"] == Value::Bool(false);
+    let has_no_keys =
+        schema.get("properties").is_none() && schema["additionalProperties"] == Value::Bool(false);
     if has_no_keys { Ok(Section { keys: Vec::new() }) } else { Section::from_json_schema(schema) }
 }

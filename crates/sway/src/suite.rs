@@ -22,10 +22,10 @@ use crate::probe::Probes;
 
 pub use entry::SuiteEntry;
 pub use error::{SuiteError, SuiteErrors, SuiteProblem, SuiteRule, SuiteWarning};
-pub use reader::SuiteReader;
 pub use file::{Defaults, ModelKind, ModelSpec, Precision};
 pub use overrides::{SuiteOverrides, TunedSide};
 pub use plan::{CustomModel, EntryPoint, LocalModel, Plan, PlannedModel, RegisteredModel, ServedModel};
+pub use reader::SuiteReader;
 
 /// A validated suite, with its paths resolved.
 #[derive(Clone, Debug, PartialEq)]

@@ -6,8 +6,8 @@ mod panics;
 mod registry;
 
 pub use options::{NoOptions, OptionProblem};
-pub use panics::Panicked;
 pub(crate) use options::{one_of, read_options, section_of};
+pub use panics::Panicked;
 pub(crate) use panics::caught;
 pub(crate) use registry::Registry;
 pub use registry::{RegisterError, RegisterProblem, UnknownName};

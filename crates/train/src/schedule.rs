@@ -113,7 +113,9 @@ pub enum ScheduleError {
     Options { schedule: String, problem: String },
     #[error("cannot use the schedule `{schedule}`: {problem}")]
     Unusable { schedule: String, problem: String },
-    #[error("the schedule `{schedule}` returns {ratio} for step {step}, which is not a fraction of the peak rate")]
+    #[error(
+        "the schedule `{schedule}` returns {ratio} for step {step}, which is not a fraction of the peak rate"
+    )]
     Ratio { schedule: String, step: u64, ratio: String },
 }
 

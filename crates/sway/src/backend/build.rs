@@ -17,17 +17,15 @@ use weightloom_layout::DType;
 pub use embedding::embedding_folder;
 pub use error::BuildError;
 
-use super::{Backend, BackendRequest, Backends, UnknownBackend};
 use super::api::{ApiBackend, ApiError, ApiKeys, ApiOptions};
 use super::custom::{CustomBackend, CustomOptions};
 use super::local::{LocalBackend, LocalOptions, Tuned};
 use super::model_pair::{BackendView, ModelPair};
 use super::sentence_encoder::WithSentenceEncoder;
 use super::tokenizer_match::first_difference;
+use super::{Backend, BackendRequest, Backends, UnknownBackend};
 use crate::convert_adapter::WEIGHTS;
-use crate::suite::{
-    CustomModel, EntryPoint, LocalModel, Plan, PlannedModel, Precision, ServedModel, Suite,
-};
+use crate::suite::{CustomModel, EntryPoint, LocalModel, Plan, PlannedModel, Precision, ServedModel, Suite};
 
 /// Supported devices.
 const DEVICES: [&str; 2] = ["auto", "cpu"];

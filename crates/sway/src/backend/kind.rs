@@ -179,10 +179,8 @@ impl<T: BackendKind> AnyBackendKind for T {
         options: &Map<String, Value>,
         request: &BackendRequest<'_>,
     ) -> Result<Box<dyn Backend>, BuildError> {
-        let options = read::<T>(options).map_err(|message| BuildError::Options {
-            key: format!("{}.options", request.key),
-            message,
-        })?;
+        let options = read::<T>(options)
+            .map_err(|message| BuildError::Options { key: format!("{}.options", request.key), message })?;
         BackendKind::build(self, options, request)
     }
 }

@@ -101,9 +101,8 @@ impl RegisteredBackend {
 
     /// Options whose values make no backend.
     pub fn problems(&self, options: &Map<String, Value>) -> Vec<FieldProblem> {
-        caught(|| self.0.problems(options)).unwrap_or_else(|panic| {
-            vec![FieldProblem { field: String::new(), problem: panic.to_string() }]
-        })
+        caught(|| self.0.problems(options))
+            .unwrap_or_else(|panic| vec![FieldProblem { field: String::new(), problem: panic.to_string() }])
     }
 
     /// Builds the backend of a model. A kind that panics is an error, also later,

@@ -86,8 +86,10 @@ impl Draft {
                     .then_some(InconsistentFinding::Draws { found, wanted })
                     .or_else(|| change.fallback_p.and_then(|found| probability("p-value", found)))
             }
-            Claim::Limit(limit) | Claim::Shape(limit) => probability("p-value within the limit", limit.within)
-                .or_else(|| probability("p-value beyond the limit", limit.beyond)),
+            Claim::Limit(limit) | Claim::Shape(limit) => {
+                probability("p-value within the limit", limit.within)
+                    .or_else(|| probability("p-value beyond the limit", limit.beyond))
+            }
         }
     }
 

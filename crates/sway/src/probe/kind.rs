@@ -375,11 +375,7 @@ mod tests {
             ("adapter_revert", json!({"cases": [{"prompt": "p", "gold": "g", "paraphrases": []}]})),
             ("delta_kl", json!({"top_k": 0})),
         ] {
-            assert_eq!(
-                find(kind).build(&fields(wrong.clone())).unwrap_err().problems.len(),
-                1,
-                "{wrong}"
-            );
+            assert_eq!(find(kind).build(&fields(wrong.clone())).unwrap_err().problems.len(), 1, "{wrong}");
         }
     }
 }

@@ -69,8 +69,8 @@ impl Probes {
         }
         let schema = caught(|| kind.schema())
             .map_err(|panic| fault(RegisterProbeProblem::Fields { message: panic.to_string() }))?;
-        let fields = section_of(&schema)
-            .map_err(|error| fault(RegisterProbeProblem::Fields { message: error.0 }))?;
+        let fields =
+            section_of(&schema).map_err(|error| fault(RegisterProbeProblem::Fields { message: error.0 }))?;
         if let Some(field) = fields.keys.iter().find(|field| COMMON.contains(&field.name.as_str())) {
             return Err(fault(RegisterProbeProblem::CommonField { field: field.name.clone() }));
         }

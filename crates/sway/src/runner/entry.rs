@@ -4,10 +4,10 @@ use serde_json::{Map, Value};
 use thiserror::Error;
 use weightloom_errors::Hint;
 
-use crate::category::Category;
-use crate::chat::ChatMode;
 use super::ProbeResult;
 use super::observer::Observer;
+use crate::category::Category;
+use crate::chat::ChatMode;
 use crate::paired::PairedSettings;
 use crate::probe::panics::caught;
 use crate::probe::{

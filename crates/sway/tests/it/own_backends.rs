@@ -111,7 +111,8 @@ const SUITE: &str = "suite: [{name: change, kind: delta_kl, prompts: [Once, Twic
 
 #[test]
 fn a_suite_names_a_users_backend() {
-    let suite = read("{base: m}", "{kind: my_engine, base: m, adapter: out, options: {threads: 8}}", SUITE).unwrap();
+    let suite =
+        read("{base: m}", "{kind: my_engine, base: m, adapter: out, options: {threads: 8}}", SUITE).unwrap();
     let mut backend = build(&suite).unwrap();
     assert_eq!(backend.description().adapter.as_deref(), Some("/suites/out"));
     let prepared = PreparedSuite::new(suite, None).unwrap();

@@ -15,8 +15,8 @@ use weightloom_sway::probe::{
 };
 use weightloom_sway::suite::{SuiteErrors, SuiteReader};
 use weightloom_sway::{
-    Aspect, Category, Decision, Extensions, JudgeOptions, PrepareError, PreparedSuite, ProbeVerdict, Record, Report,
-    Statistics, judge,
+    Aspect, Category, Decision, Extensions, JudgeOptions, PrepareError, PreparedSuite, ProbeVerdict, Record,
+    Report, Statistics, judge,
 };
 
 /// Whether the fine-tuned model still expects texts that the base expects.
@@ -95,11 +95,8 @@ impl ProbeKind for Recall {
 
     fn chart(evidence: &Evidence, _: Statistics) -> Option<Chart> {
         let found: RecallEvidence = evidence.read()?;
-        let bar = |(label, gain): (&String, &f64)| ChartBar {
-            label: label.clone(),
-            value: *gain,
-            interval: None,
-        };
+        let bar =
+            |(label, gain): (&String, &f64)| ChartBar { label: label.clone(), value: *gain, interval: None };
         Some(Chart {
             about: "What each text gained.".to_owned(),
             caption: "gain of each text".to_owned(),
@@ -243,7 +240,10 @@ const RECALL: &str = "suite:
 fn a_suite_names_a_users_probe_and_every_report_shows_it() {
     let report = judged(RECALL);
     let record = &report.probes[0];
-    assert_eq!((record.kind.as_str(), record.raw, record.category()), ("recall", Some(1.5), Category::Calibration));
+    assert_eq!(
+        (record.kind.as_str(), record.raw, record.category()),
+        ("recall", Some(1.5), Category::Calibration)
+    );
     assert_eq!(record.evidence.read::<RecallEvidence>().unwrap().gains, [1.5, 1.5]);
     assert_eq!(report.probes[1].kind, "delta_kl");
     assert!(report.probes[1].raw.is_some());
@@ -260,11 +260,13 @@ fn a_suite_names_a_users_probe_and_every_report_shows_it() {
 #[test]
 fn the_aspect_of_a_users_probe_decides_which_question_it_answers() {
     let kept = judged("defaults: {statistics: reference}\nsuite: [{name: own, kind: recall}]\n");
-    assert_eq!((kept.verdict.damaged.decision, kept.verdict.learned.decision), (Decision::No, Decision::NotTested));
-    // The texts gain 1.5 nats, so a negative limit of loss is a required gain.
-    let lost = judged(
-        "defaults: {statistics: reference}\nsuite: [{name: own, kind: recall, most_lost: -9}]\n",
+    assert_eq!(
+        (kept.verdict.damaged.decision, kept.verdict.learned.decision),
+        (Decision::No, Decision::NotTested)
     );
+    // The texts gain 1.5 nats, so a negative limit of loss is a required gain.
+    let lost =
+        judged("defaults: {statistics: reference}\nsuite: [{name: own, kind: recall, most_lost: -9}]\n");
     assert_eq!(lost.verdict.damaged.decision, Decision::Yes);
     assert_eq!(lost.verdict.failed, ["own"]);
 }
@@ -301,7 +303,8 @@ fn a_report_is_read_by_a_program_without_the_probe() {
 
 #[test]
 fn unknown_names_and_wrong_fields_are_errors_with_their_lines() {
-    let errors = read("suite:\n  - {name: a, kind: recal}\n  - {name: b, kind: nothing_like_it}\n").unwrap_err();
+    let errors =
+        read("suite:\n  - {name: a, kind: recal}\n  - {name: b, kind: nothing_like_it}\n").unwrap_err();
     assert_eq!(errors.errors.len(), 2);
     assert_eq!(errors.errors[0].hint().unwrap(), "did you mean `recall`?");
     assert!(errors.errors[1].hint().unwrap().ends_with("adapter_ablation, recall, rogue"), "{errors}");
@@ -321,7 +324,10 @@ fn fields_of_a_users_probe_are_documented() {
     let extensions = extensions();
     let kind = extensions.probes.find("recall").unwrap();
     assert_eq!(kind.about.title, "Recall of <known> texts");
-    assert_eq!(kind.schema()["properties"]["most_lost"]["description"], "The most nats that a text may lose.");
+    assert_eq!(
+        kind.schema()["properties"]["most_lost"]["description"],
+        "The most nats that a text may lose."
+    );
     assert_eq!(extensions.probes.kinds().len(), Probes::standard().kinds().len() + 2);
 }
 
@@ -354,7 +360,10 @@ fn a_probe_that_panics_is_an_error_record_and_the_others_run() {
 fn a_finding_that_contradicts_itself_is_an_error_record() {
     for (does, reason) in [
         ("score", "the probe `rogue` contradicts itself: its score 1.5 is not from 0 to 1"),
-        ("items", "the probe `rogue` contradicts itself: `items` in its evidence has another form than in other probes"),
+        (
+            "items",
+            "the probe `rogue` contradicts itself: `items` in its evidence has another form than in other probes",
+        ),
         ("list", "the probe `rogue` contradicts itself: a part of its evidence is not a map of fields"),
     ] {
         for statistics in ["paired", "reference"] {
@@ -376,7 +385,12 @@ fn a_chart_that_panics_costs_only_the_chart() {
         let (record, report) = rogue("chart", statistics);
         assert_eq!((record.verdict, record.chart), (ProbeVerdict::Pass, None));
         let warning = "`bad` has no chart of its kind `rogue`: it panicked: no pencil";
-        assert_eq!(report.warnings.iter().filter(|found| *found == warning).count(), 1, "{:?}", report.warnings);
+        assert_eq!(
+            report.warnings.iter().filter(|found| *found == warning).count(),
+            1,
+            "{:?}",
+            report.warnings
+        );
     }
     assert_eq!(rogue("layers", "paired").0.verdict, ProbeVerdict::Pass);
 }
@@ -418,7 +432,10 @@ fn a_kind_that_no_suite_could_use_is_not_registered() {
     let probes = Probes::standard;
     assert_eq!(fault(probes().with::<Taken>().unwrap_err()), RegisterProbeProblem::Taken);
     assert_eq!(fault(probes().with::<Spaced>().unwrap_err()), RegisterProbeProblem::Name);
-    assert_eq!(fault(probes().with::<Untitled>().unwrap_err()), RegisterProbeProblem::Empty { text: "title" });
+    assert_eq!(
+        fault(probes().with::<Untitled>().unwrap_err()),
+        RegisterProbeProblem::Empty { text: "title" }
+    );
     let field = |field: &str| field.to_owned();
     assert_eq!(
         fault(probes().with::<Undocumented>().unwrap_err()),

@@ -96,11 +96,7 @@ impl DataFormats {
         let all = [
             (DataFormat::Auto, "auto", "Detect the format from the keys of each line."),
             (DataFormat::Text, "text", "`{\"text\": …}`."),
-            (
-                DataFormat::PromptCompletion,
-                "prompt_completion",
-                "`{\"prompt\": …, \"completion\": …}`.",
-            ),
+            (DataFormat::PromptCompletion, "prompt_completion", "`{\"prompt\": …, \"completion\": …}`."),
             (DataFormat::Chat, "chat", "`{\"messages\": [{\"role\": …, \"content\": …}, …]}`."),
         ];
         let mut formats = Registry::new("data format");

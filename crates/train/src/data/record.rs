@@ -15,15 +15,9 @@ pub enum Content {
     /// Plain text.
     Text(String),
     /// A prompt with the completion to learn.
-    Prompt {
-        prompt: String,
-        completion: String,
-    },
+    Prompt { prompt: String, completion: String },
     /// A conversation, with the tools that it may call.
-    Chat {
-        messages: Vec<Message>,
-        tools: Option<Vec<OrderedJson>>,
-    },
+    Chat { messages: Vec<Message>, tools: Option<Vec<OrderedJson>> },
 }
 
 impl Content {
@@ -73,7 +67,9 @@ pub(super) fn parse(line: &str, format: &DataFormat, origin: &Origin) -> Result<
     };
     let mut record = Record { fields, origin };
     match record.format(format)? {
-        DataFormat::Text | DataFormat::Auto | DataFormat::Registered(_) => Ok(Content::Text(record.text("text")?)),
+        DataFormat::Text | DataFormat::Auto | DataFormat::Registered(_) => {
+            Ok(Content::Text(record.text("text")?))
+        }
         DataFormat::PromptCompletion => {
             Ok(Content::Prompt { prompt: record.text("prompt")?, completion: record.text("completion")? })
         }

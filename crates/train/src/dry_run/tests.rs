@@ -95,7 +95,16 @@ fn dry(config: &Config, decoder: &DecoderConfig, mesh: Mesh) -> Result<DryRun, D
     };
     let stages = stages(decoder, sizes.pp * chunks);
     let parallel = Parallel::default();
-    run(&DryRunSettings { config, decoder, parallel: &parallel, stages: &stages, sizes, world, data: None, extensions: &Extensions::standard() })
+    run(&DryRunSettings {
+        config,
+        decoder,
+        parallel: &parallel,
+        stages: &stages,
+        sizes,
+        world,
+        data: None,
+        extensions: &Extensions::standard(),
+    })
 }
 
 /// What an engine holds and sends in a step.

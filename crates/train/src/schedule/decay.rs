@@ -2,9 +2,7 @@
 
 use std::f64::consts::PI;
 
-use super::{
-    DecayType, LearningRateSchedule, ScheduleConfig, ScheduleError, ScheduleFactory, ScheduleKind,
-};
+use super::{DecayType, LearningRateSchedule, ScheduleConfig, ScheduleError, ScheduleFactory, ScheduleKind};
 use crate::extensions::NoOptions;
 
 /// A constant rate, then a decay to the lowest one.

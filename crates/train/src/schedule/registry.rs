@@ -96,11 +96,7 @@ impl Schedules {
         let all = [
             (ScheduleKind::Cosine, "cosine", "Decay along half a cosine wave."),
             (ScheduleKind::Linear, "linear", "Decay linearly."),
-            (
-                ScheduleKind::Wsd,
-                "wsd",
-                "Warmup, stable, decay: constant until the last `decay_steps`.",
-            ),
+            (ScheduleKind::Wsd, "wsd", "Warmup, stable, decay: constant until the last `decay_steps`."),
             (ScheduleKind::Constant, "constant", "No decay."),
         ];
         let mut schedules = Self(Registry::new("schedule"));
@@ -128,7 +124,12 @@ impl Schedules {
 
     /// The learning rate of a run of `total` steps with this peak, as a config
     /// says.
-    pub fn build(&self, peak: f64, config: &ScheduleConfig, total: u64) -> Result<LearningRate, ScheduleError> {
+    pub fn build(
+        &self,
+        peak: f64,
+        config: &ScheduleConfig,
+        total: u64,
+    ) -> Result<LearningRate, ScheduleError> {
         if !(0.0..=1.0).contains(&config.min_lr_ratio) {
             return Err(ScheduleError::MinRatio { found: config.min_lr_ratio.to_string() });
         }

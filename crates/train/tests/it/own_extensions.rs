@@ -17,9 +17,7 @@ use weightloom_layout::Shape;
 use weightloom_tensor::{Tensor, TensorError};
 use weightloom_train::callback::{Callback, CallbackResult, Control, TrainerState};
 use weightloom_train::config::{Config, ConfigErrors, ConfigReader, dump, reference_with};
-use weightloom_train::data::{
-    DataError, DataFormats, DataSettings, Document, Epochs, Loader, RecordFormat,
-};
+use weightloom_train::data::{DataError, DataFormats, DataSettings, Document, Epochs, Loader, RecordFormat};
 use weightloom_train::engine::StepResult;
 use weightloom_train::extensions::{NoOptions, OptionProblem, RegisterProblem};
 use weightloom_train::metrics::{MetricSinks, MetricsError, Record, Sink, SinkFactory};
@@ -118,11 +116,7 @@ impl OptimizerFactory for MeanDescent {
         }
     }
 
-    fn build(
-        &self,
-        _: &OptimizerConfig,
-        options: MeanOptions,
-    ) -> Result<Box<dyn Optimizer>, OptimizerError> {
+    fn build(&self, _: &OptimizerConfig, options: MeanOptions) -> Result<Box<dyn Optimizer>, OptimizerError> {
         Ok(Box::new(MeanRule(options)))
     }
 }
@@ -442,7 +436,10 @@ fn an_optimizer_that_misbehaves_is_an_error_that_names_it() {
     assert!(found.to_string().contains("`mean_descent` changed a state `mean` from f32"), "{found}");
     assert!(found.hint().unwrap().contains("shards"), "{found}");
     let found = fault("nan");
-    assert_eq!(found.to_string(), "step 1: the optimizer `mean_descent` wrote a NaN or infinity to a state `mean`");
+    assert_eq!(
+        found.to_string(),
+        "step 1: the optimizer `mean_descent` wrote a NaN or infinity to a state `mean`"
+    );
     let found = fault("panic");
     let reason = "it panicked: division by zero".to_owned();
     assert_eq!((found.step, found.problem), (2, OptimizerProblem::Failed { reason }));
@@ -451,7 +448,8 @@ fn an_optimizer_that_misbehaves_is_an_error_that_names_it() {
 #[test]
 fn a_schedule_without_a_rate_is_an_error_that_names_it() {
     let folder = tempfile::tempdir().unwrap();
-    let error = run(folder.path(), &["train.schedule.options.broken_step=3"], &Notebook::default()).unwrap_err();
+    let error =
+        run(folder.path(), &["train.schedule.options.broken_step=3"], &Notebook::default()).unwrap_err();
     let expected = "the schedule `stairs` returns NaN for step 3, which is not a fraction of the peak rate";
     assert_eq!(error.to_string(), expected);
     assert!(matches!(error, TrainError::LearningRate(ScheduleError::Ratio { .. })));
@@ -460,8 +458,14 @@ fn a_schedule_without_a_rate_is_an_error_that_names_it() {
 #[test]
 fn a_sink_that_fails_is_a_warning_that_names_it_and_the_run_continues() {
     for (notebook, reason) in [
-        (Notebook { fails: true, ..Notebook::default() }, "the metric sink `notebook` failed: the book is full"),
-        (Notebook { panics: true, ..Notebook::default() }, "the metric sink `notebook` failed: it panicked: no ink"),
+        (
+            Notebook { fails: true, ..Notebook::default() },
+            "the metric sink `notebook` failed: the book is full",
+        ),
+        (
+            Notebook { panics: true, ..Notebook::default() },
+            "the metric sink `notebook` failed: it panicked: no ink",
+        ),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let outcome = run(folder.path(), &["train.logging.report_to=[notebook, jsonl]"], &notebook).unwrap();

@@ -98,7 +98,9 @@ fn documents_are_read_from_their_files() {
         ("c.md", b"# third"),
     ]);
     let all = folder.path().to_str().unwrap().to_owned();
-    let documents = Documents::new(&[all], Some("==="), &DataFormats::standard().select(&DataFormat::Auto).unwrap()).unwrap();
+    let documents =
+        Documents::new(&[all], Some("==="), &DataFormats::standard().select(&DataFormat::Auto).unwrap())
+            .unwrap();
     let read = |number: usize| {
         let (origin, content) = documents.read(number).unwrap();
         let name = origin.file.rsplit('/').next().unwrap().to_owned();
@@ -131,7 +133,8 @@ fn a_json_file_is_an_array_of_records() {
     let array = "[\n  {\"text\": \"one\"},\n  {\"prompt\": \"p\",\n   \"completion\": \"c\"}\n]\n";
     let folder = folder(&[("x.json", array.as_bytes())]);
     let paths = [inside(&folder, "x.json")];
-    let documents = Documents::new(&paths, None, &DataFormats::standard().select(&DataFormat::Auto).unwrap()).unwrap();
+    let documents =
+        Documents::new(&paths, None, &DataFormats::standard().select(&DataFormat::Auto).unwrap()).unwrap();
     let (origin, content) = documents.read(0).unwrap();
     assert_eq!((origin.line, content), (2, Content::Text("one".to_owned())));
     let (origin, content) = documents.read(1).unwrap();
@@ -139,6 +142,8 @@ fn a_json_file_is_an_array_of_records() {
     assert_eq!((origin.line, content), (3, prompt));
     // The line of an error inside a record that spans lines.
     write(folder.path(), "x.json", b"[{\"text\":\n \"one\",\n 7}]");
-    let error = Documents::new(&paths, None, &DataFormats::standard().select(&DataFormat::Auto).unwrap()).map(|_| ()).unwrap_err();
+    let error = Documents::new(&paths, None, &DataFormats::standard().select(&DataFormat::Auto).unwrap())
+        .map(|_| ())
+        .unwrap_err();
     assert!(matches!(error, DataError::Syntax { line: 3, .. }), "{error}");
 }
