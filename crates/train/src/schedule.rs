@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn warmup_starts_at_zero_and_ends_at_the_peak() {
         for kind in KINDS {
-            assert_eq!(LearningRate::new(0.5, &plain(kind), 10).unwrap().at(1), 0.5);
+            assert_eq!(LearningRate::new(0.5, &plain(kind.clone()), 10).unwrap().at(1), 0.5);
             let warm = ScheduleConfig { warmup_steps: 4, ..plain(kind) };
             let rate = LearningRate::new(2.0, &warm, 100).unwrap();
             assert_eq!([1, 2, 3, 4, 5].map(|step| rate.at(step)), [0.0, 0.5, 1.0, 1.5, 2.0]);
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn steps_far_away_do_not_overflow() {
         for kind in KINDS {
-            let rate = LearningRate::new(1.0, &plain(kind), u64::MAX).unwrap();
+            let rate = LearningRate::new(1.0, &plain(kind.clone()), u64::MAX).unwrap();
             assert!(rate.at(u64::MAX) >= 0.0 && rate.at(0) == 1.0);
             let empty = LearningRate::new(1.0, &plain(kind), 0).unwrap();
             assert!((0.0..=1.0).contains(&empty.at(1)));
