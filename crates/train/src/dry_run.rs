@@ -37,6 +37,7 @@ pub use report::{
 
 use crate::config::Config;
 use crate::data::{DataSummary, Loader};
+use crate::extensions::Extensions;
 use context::RunContext;
 use stage::StageCosts;
 
@@ -53,6 +54,8 @@ pub struct DryRunSettings<'a> {
     pub world: usize,
     /// The data, if it is available.
     pub data: Option<DryRunData<'a>>,
+    /// What the config may name.
+    pub extensions: &'a Extensions,
 }
 
 /// The data of a dry run.

@@ -33,12 +33,12 @@ use crate::config::{Config, to_value};
 use crate::data::{DocumentsRead, PromptStyle};
 use crate::engine::Engine;
 use crate::error::TrainError;
+use crate::extensions::Extensions;
 use crate::metrics::{Meter, Sinks, open};
-use crate::schedule::LearningRate;
 use crate::spec::SpecRegistry;
 use crate::warning::Warning;
 
-use build::{Built, Registries, build, open_checkpoint};
+use build::{Built, Registered, build, open_checkpoint};
 use checkpoint_manager::CheckpointManager;
 use evaluate::HeldOut;
 use resume::{compare_config, restore_data};
@@ -46,9 +46,9 @@ use resume_point::name_damage;
 use run::Run;
 use survey::Survey;
 
-pub use dry_run::dry_run;
+pub use dry_run::{dry_run, dry_run_with};
 pub use lock::is_running;
-pub use preview::{DataPreview, preview_data};
+pub use preview::{DataPreview, preview_data, preview_data_with};
 pub use resume::ConfigChanges;
 
 /// A training run to start with [`train`].
@@ -67,6 +67,8 @@ pub struct TrainRequest<'a> {
     /// Sharding rules of the operations that the model uses, including users'
     /// functions; by default the built-in ones.
     pub operations: weightloom_dtensor::Registry,
+    /// What the config may name; by default what is built in.
+    pub extensions: Extensions,
     /// Whether to resume with a config that computes something else.
     pub config_changes: ConfigChanges,
     /// Set it to end the run after the current step.
@@ -91,6 +93,7 @@ impl<'a> TrainRequest<'a> {
             gang,
             specs: SpecRegistry::default(),
             operations: weightloom_dtensor::Registry::default(),
+            extensions: Extensions::standard(),
             config_changes: ConfigChanges::default(),
             stop: Arc::default(),
             callbacks: Vec::new(),
@@ -147,6 +150,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         gang,
         specs,
         operations,
+        extensions,
         config_changes,
         stop,
         mut callbacks,
@@ -154,6 +158,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         fetching,
         reading,
     } = request;
+    let registered = Registered { specs: &specs, operations: &operations, extensions: &extensions };
     let folder = PathBuf::from(&config.train.checkpoint.output_dir);
     let mut checkpoints = CheckpointManager::new(config, &gang)?;
     if config.train.eval.sway.is_some() && gang.rank() == 0 && evaluators.is_empty() {
@@ -164,9 +169,8 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         let resumed = checkpoints.find_resume_point()?;
         let restore = || -> Result<(Built, Option<Progress>), TrainError> {
             let path = resumed.as_deref();
-            let registries = Registries { specs: &specs, operations: &operations };
             let changed = path.map(|path| compare_config(config, path, config_changes)).transpose()?;
-            let mut built = build(config, hub, registries, &gang, path, fetching, reading)?;
+            let mut built = build(config, hub, &registered, &gang, path, fetching, reading)?;
             built.notices.extend(changed.flatten());
             let restored = path.map(|path| restore_engine(&mut built.engine, path, reading)).transpose()?;
             Ok((built, restored))
@@ -204,7 +208,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         steps: total,
         first_step: progress.step,
     };
-    let rates = LearningRate::new(config.train.optimizer.lr, &config.train.schedule, total)?;
+    let rates = extensions.schedules.build(config.train.optimizer.lr, &config.train.schedule, total)?;
     let dp_rank = engine.gangs.dp.rank();
     let own_rows = dp_rank * dims.rows_per_rank..(dp_rank + 1) * dims.rows_per_rank;
     let epoch = loader.state().position.epoch;
@@ -218,7 +222,8 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
             let steps = total.saturating_sub(progress.step);
             warnings.extend(checkpoints.check_space(checkpoint_bytes, steps)?);
             write_config(&folder, config)?;
-            (open(&config.train.logging, &folder, progress.step)?, warnings, Some(lock))
+            let sinks = open(&config.train.logging, &extensions.sinks, &folder, progress.step)?;
+            (sinks, warnings, Some(lock))
         }
         _ => (Sinks::default(), Vec::new(), None),
     };

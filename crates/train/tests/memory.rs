@@ -17,6 +17,7 @@ use weightloom_nn::{
     ActivationCheckpointing, AttentionConfig, DecoderConfig, ForwardArgs, Input, MlpConfig, Parallel, Stage,
 };
 use weightloom_tensor::memory;
+use weightloom_train::Extensions;
 use weightloom_train::config::{Config, PipelineSchedule};
 use weightloom_train::dry_run::{self, DryRunSettings, MemoryReport, StageReport};
 use weightloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
@@ -48,6 +49,7 @@ fn predicted(config: &Config) -> (StageReport, MemoryReport) {
         sizes: GangSizes::default(),
         world: 1,
         data: None,
+        extensions: &Extensions::standard(),
     };
     let found = dry_run::run(&settings).unwrap();
     let rank = &found.ranks[0];

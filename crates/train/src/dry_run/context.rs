@@ -6,7 +6,7 @@ use weightloom_nn::{ActivationCheckpointing, ModelDefinition, Parallel, Plan, St
 use super::report::{BatchReport, MeshReport};
 use super::{DryRunError, DryRunSettings};
 use crate::config::{Config, GradientCheckpointing, LoraConfig, PipelineSchedule};
-use crate::optimizer::{Optimizer, Patterns, from_config};
+use crate::optimizer::{Optimizer, Patterns};
 use crate::pipeline::Schedule;
 
 /// The dtype of stored parameters, gradients and optimizer states.
@@ -68,7 +68,7 @@ impl<'a> RunContext<'a> {
         if stages.len() != schedule.stages {
             return Err(DryRunError::Stages { found: stages.len(), ranks: pp, chunks });
         }
-        let optimizer = from_config(&train.optimizer)?;
+        let optimizer = settings.extensions.optimizers.build(&train.optimizer)?;
         let frozen = Patterns::new("model.freeze_modules", &config.model.freeze_modules)?;
         let specs = definition.all_parameters();
         frozen.check(specs.iter().map(|spec| spec.name.as_str()))?;

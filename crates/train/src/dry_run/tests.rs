@@ -103,6 +103,7 @@ fn dry(config: &Config, decoder: &DecoderConfig, mesh: Mesh) -> Result<DryRun, D
         sizes,
         world,
         data: None,
+        extensions: &Extensions::standard(),
     })
 }
 
@@ -158,6 +159,7 @@ fn engine(root: Arc<dyn Gang>, config: &Config, decoder: &DecoderConfig, mesh: M
         sizes: GangSizes { pp: 1, tp: 1, sdp: None },
         world: 1,
         data: None,
+        extensions: &Extensions::standard(),
     };
     let context = RunContext::new(&alone).unwrap();
     let checkpointing = context.checkpointing();
@@ -387,6 +389,7 @@ fn available_data_has_an_order_digest() {
         seed: 1,
         vocabulary: VOCABULARY,
         epochs: Epochs::Endless,
+        formats: Default::default(),
     };
     let loader = Loader::new(settings).unwrap();
     let decoder = decoder();
@@ -400,6 +403,7 @@ fn available_data_has_an_order_digest() {
         sizes: ranks(1).sizes,
         world: 1,
         data: Some(crate::dry_run::DryRunData { loader: &loader, summary: None }),
+        extensions: &Extensions::standard(),
     };
     let digest = loader.order_digest(3, ROWS);
     assert_eq!(run(&settings).unwrap().data, DataReport::Order { steps: 3, digest, summary: None });
@@ -450,6 +454,7 @@ fn impossible_runs_are_errors_with_hints() {
         sizes: ranks(2).pp(2).sizes,
         world: 2,
         data: None,
+        extensions: &Extensions::standard(),
     };
     let error = run(&settings).unwrap_err();
     assert_eq!(error, DryRunError::Stages { found: 3, ranks: 2, chunks: 1 });

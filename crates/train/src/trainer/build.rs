@@ -26,7 +26,8 @@ use crate::config::{Config, DataType, GradientCheckpointing, LoraConfig};
 use crate::data::{DataSettings, Epochs, Loader};
 use crate::engine::{Engine, EngineSettings};
 use crate::error::TrainError;
-use crate::optimizer::{Patterns, WeightDecay, from_config};
+use crate::extensions::Extensions;
+use crate::optimizer::{Patterns, WeightDecay};
 use crate::parallel_dims::ParallelDims;
 use crate::pipeline::{Schedule, check};
 use crate::spec::{ModelSpec, SharedSpec, SpecRegistry};
@@ -54,9 +55,10 @@ pub(super) struct TokenizerBundle {
 
 /// What a program registered for its run.
 #[derive(Clone, Copy)]
-pub(super) struct Registries<'a> {
+pub(super) struct Registered<'a> {
     pub(super) specs: &'a SpecRegistry,
     pub(super) operations: &'a Registry,
+    pub(super) extensions: &'a Extensions,
 }
 
 /// Builds the parts of a run. Called by every rank. Trained weights come from
@@ -64,13 +66,13 @@ pub(super) struct Registries<'a> {
 pub(super) fn build(
     config: &Config,
     hub: &Hub,
-    registries: Registries<'_>,
+    registered: &Registered<'_>,
     gang: &Arc<dyn Gang>,
     resumed: Option<&Path>,
     fetching: &dyn FetchObserver,
     reading: &dyn Observer,
 ) -> Result<Built, TrainError> {
-    let Registries { specs, operations } = registries;
+    let Registered { specs, operations, extensions } = *registered;
     let spec = specs.find(hub, &config.model.name)?;
     let weights = config.model.weights_path.as_deref();
     let weights = weights.map(|path| open_weights(hub, &*spec, path, fetching)).transpose()?;
@@ -160,7 +162,7 @@ pub(super) fn build(
         gangs,
         dist,
         schedule: Arc::new(schedule),
-        optimizer: from_config(&config.train.optimizer)?,
+        optimizer: extensions.optimizers.build(&config.train.optimizer)?,
         decay: &decay,
         frozen: &frozen,
         checkpointing: match config.train.gradient_checkpointing {
@@ -183,6 +185,7 @@ pub(super) fn build(
             Some(_) => Epochs::Endless,
             None => Epochs::Times(config.train.epochs),
         },
+        formats: extensions.formats.clone(),
     })?;
     if let Some(record) = loader.training_data()? {
         assets.insert(TrainingData::FILE.to_owned(), record.to_json());

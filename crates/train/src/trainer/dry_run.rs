@@ -12,12 +12,25 @@ use crate::config::{Config, DataType};
 use crate::data::{DataError, DataSettings, Epochs, Loader};
 use crate::dry_run::{self, DataReport, DryRun, DryRunData, DryRunSettings};
 use crate::error::TrainError;
+use crate::extensions::Extensions;
 use crate::spec::{ModelSpec, SpecRegistry};
 
 /// Predicts memory, communication and time of a run on `world` ranks. Needs
 /// neither data nor weights, only the model config of the weights. Counts the
 /// documents if the data and the tokenizer are available locally.
 pub fn dry_run(config: &Config, hub: &Hub, specs: &SpecRegistry, world: usize) -> Result<DryRun, TrainError> {
+    dry_run_with(config, hub, specs, &Extensions::standard(), world)
+}
+
+/// Predicts a run of a config that may name what is registered, like
+/// [`dry_run`].
+pub fn dry_run_with(
+    config: &Config,
+    hub: &Hub,
+    specs: &SpecRegistry,
+    extensions: &Extensions,
+    world: usize,
+) -> Result<DryRun, TrainError> {
     let spec = specs.find(hub, &config.model.name)?;
     let weights_config = match (&config.model.weights_path, &config.model.arch) {
         (Some(path), None) => Some(known_config(hub, &*spec, path)?),
@@ -25,7 +38,8 @@ pub fn dry_run(config: &Config, hub: &Hub, specs: &SpecRegistry, world: usize) -
     };
     let plan = ModelPlan::new(config, &*spec, weights_config.as_ref(), world)?;
     let ModelPlan { definition, parallel, dims, stages, .. } = plan;
-    let mut loaded = loader(config, hub, &*spec, definition.vocabulary()).transpose();
+    let registered = (&*spec, extensions);
+    let mut loaded = loader(config, hub, registered, definition.vocabulary()).transpose();
     let summary = match &mut loaded {
         Ok(Some(loader)) if config.data.r#type == DataType::Files => {
             let counted = loader.summary(&mut |_| {});
@@ -50,6 +64,7 @@ pub fn dry_run(config: &Config, hub: &Hub, specs: &SpecRegistry, world: usize) -
         sizes: dims.gang_sizes(),
         world,
         data,
+        extensions,
     };
     let mut report = dry_run::run(&settings)?;
     if let Err(error) = &summary {
@@ -79,7 +94,7 @@ fn known_config(
 fn loader(
     config: &Config,
     hub: &Hub,
-    spec: &dyn ModelSpec,
+    (spec, extensions): (&dyn ModelSpec, &Extensions),
     vocabulary: usize,
 ) -> Option<Result<Loader, DataError>> {
     let is_local =
@@ -101,6 +116,7 @@ fn loader(
         seed: config.train.seed,
         vocabulary,
         epochs: Epochs::Endless,
+        formats: extensions.formats.clone(),
     };
     Some(Loader::new(settings))
 }

@@ -4,6 +4,7 @@ use crate::setup::models;
 use serde_json::json;
 use weightloom_gang::GangSizes;
 use weightloom_nn::{AttentionConfig, DecoderConfig, MlpConfig, Parallel, PositionConfig, RopeConfig, Stage};
+use weightloom_train::Extensions;
 use weightloom_train::config::Config;
 use weightloom_train::dry_run::{self, DryRun, DryRunSettings};
 
@@ -52,6 +53,7 @@ fn run(schedule: &str, vpp: usize, recompute: &str) -> DryRun {
         sizes: GangSizes { pp: 16, tp: 8, sdp: Some(16) },
         world: WORLD,
         data: None,
+        extensions: &Extensions::standard(),
     };
     dry_run::run(&settings).unwrap()
 }

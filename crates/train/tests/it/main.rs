@@ -9,6 +9,7 @@
 //! - `engine`, `packing`, `parallelism`, `resume`, `torch_run`: training small models.
 //! - `published`: names and shapes in checkpoints of every family.
 //! - `dry_run`: dry runs of large models.
+//! - `own_extensions`: optimizers, schedules, sinks and formats of a user.
 //!
 //! Support: `setup` trains small models on thread ranks, `interpreter` executes
 //! pipeline schedules. `tests/memory.rs` is a binary by itself because it
@@ -25,6 +26,7 @@ mod events;
 mod examples;
 mod interpreter;
 mod optimizers;
+mod own_extensions;
 mod packing;
 mod parallel_dims;
 mod parallelism;

@@ -224,6 +224,7 @@ mod tests {
     use weightloom::gang::GangSizes;
     use weightloom::nn::{Parallel, Stage};
     use weightloom::standard::Folders;
+    use weightloom::train::Extensions;
     use weightloom::train::config::Config;
     use weightloom::train::dry_run::{self, DryRunSettings};
 
@@ -254,6 +255,7 @@ mod tests {
             sizes: GangSizes { pp, tp, sdp: Some(sdp) },
             world,
             data: None,
+            extensions: &Extensions::standard(),
         };
         render(&dry_run::run(&settings).unwrap())
     }
