@@ -6,7 +6,9 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use weightloom_checkpoint::{Index, KeyMap};
 use weightloom_hub::{ConfigError, Family, Fields, family_config};
-use weightloom_nn::{Decoder, LayerChoice, QkNorm, ResidualForm, RopeConfig, SharedDefinition, WindowConfig, WindowKind};
+use weightloom_nn::{
+    Decoder, LayerChoice, QkNorm, ResidualForm, RopeConfig, SharedDefinition, WindowConfig, WindowKind,
+};
 
 use crate::archs::archs;
 use crate::gemma_transformer::GemmaTransformerConfig;

@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use weightloom_checkpoint::{Index, KeyMap, KeyRule};
 use weightloom_hub::{ConfigError, Family, family_config};
-use weightloom_nn::{Decoder, ExpertScores, ExpertWeighting, ExpertWeights, ExpertsConfig, LayerChoice, PositionConfig, QkNorm, RopePairs, SharedDefinition, TemperatureConfig, WindowConfig, WindowKind};
+use weightloom_nn::{
+    Decoder, ExpertScores, ExpertWeighting, ExpertWeights, ExpertsConfig, LayerChoice, PositionConfig,
+    QkNorm, RopePairs, SharedDefinition, TemperatureConfig, WindowConfig, WindowKind,
+};
 
 use crate::archs::archs;
 use crate::transformer::{TransformerConfig, layers_of_type};

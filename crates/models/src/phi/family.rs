@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use weightloom_checkpoint::{Index, KeyMap};
 use weightloom_hub::{ConfigError, Family, family_config};
-use weightloom_nn::{AttentionConfig, Decoder, DecoderConfig, Gating, HeadConfig, MlpConfig, NormConfig, NormKind, PositionConfig, ResidualForm, SharedDefinition};
+use weightloom_nn::{
+    AttentionConfig, Decoder, DecoderConfig, Gating, HeadConfig, MlpConfig, NormConfig, NormKind,
+    PositionConfig, ResidualForm, SharedDefinition,
+};
 
 use crate::archs::archs;
 use crate::rope::RopeKeys;

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use weightloom_checkpoint::{Index, KeyMap, KeyRule};
 use weightloom_hub::{ConfigError, Family, family_config};
-use weightloom_nn::{Decoder, LayerChoice, PositionConfig, RopeConfig, RopeScaling, SharedDefinition, WindowConfig, WindowKind};
+use weightloom_nn::{
+    Decoder, LayerChoice, PositionConfig, RopeConfig, RopeScaling, SharedDefinition, WindowConfig, WindowKind,
+};
 
 use crate::archs::archs;
 use crate::rope::RopeKeys;
