@@ -104,6 +104,7 @@ def run(place, ours, report):
         save(model, place / family)
     weights(place, ours, report)
     other_models(place, ours, report)
+    every_family(place, ours, report)
     adapters(place, ours, report)
 
 
@@ -134,6 +135,23 @@ def other_models(place, ours, report):
     with report.check("gpt2's checkpoint → export → transformers") as check:
         ours.call("export", checkpoint, place / "gpt2-published")
         assert_close(check, scored(ours, checkpoint), expected(load(place / "gpt2-published")))
+
+
+def every_family(place, ours, report):
+    """Transformers loads what training saved, with no name too many or too few, and computes the same. Ranks that
+    hold parts of fused and stacked weights save them whole.
+    """
+    for number, (name, (family, settings)) in enumerate(BUILT_IN.items()):
+        model = build(family, settings)
+        fill(model, 6001)
+        base = save(model, place / f"base of {name}")
+        file, folder = write_config(place, base, f"family {number}", 2, family=family)
+        options = [["--ranks", 1], ["--ranks", 4, "train.accelerator={tp: 2, dp_shard: 2}"]][number % 2]
+        with report.check(f"{name}, trained on {options[1]} ranks → transformers") as check:
+            checkpoint, _ = train(ours, file, folder, *options)
+            loaded = load(checkpoint)
+            assert (expected(loaded) - expected(model)).abs().max() > 1e-3, "training changed nothing"
+            assert_close(check, scored(ours, checkpoint), expected(loaded))
 
 
 def same_events(folder, lines):

@@ -32,6 +32,11 @@ def rope(theta=2000.0, **scaling):
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA3 = {"rope_type": "llama3", "factor": 6.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 16}
+LATENT = {
+    "num_key_value_heads": 6, "q_lora_rank": 14, "kv_lora_rank": 10, "qk_nope_head_dim": 8, "qk_rope_head_dim": 6,
+    "v_head_dim": 9, "n_routed_experts": 9, "n_shared_experts": 2, "num_experts_per_tok": 3,
+    "moe_intermediate_size": 10, "first_k_dense_replace": 1,
+}
 BUILT_IN = {
     "llama": ("llama", SIZES | rope()),
     "llama, tied, one key head": (
@@ -56,9 +61,6 @@ BUILT_IN = {
         "qwen3_moe", SIZES | EXPERTS | {"norm_topk_prob": False, "mlp_only_layers": [0]} | rope()),
     "gpt2": ("gpt2", {"vocab_size": 101, "n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 64, "n_inner": 70,
                       "bos_token_id": 1, "eos_token_id": 2}),
-}
-# The families in `examples/models`.
-DESCRIBED = {
     "gemma": ("gemma", SIZES | {"num_key_value_heads": 1, "head_dim": 10, "tie_word_embeddings": True} | rope()),
     "gemma2": ("gemma2", SIZES | {
         "head_dim": 10, "tie_word_embeddings": True, "sliding_window": 6, "query_pre_attn_scalar": 20,
@@ -67,6 +69,24 @@ DESCRIBED = {
     "olmo2": ("olmo2", SIZES | rope()),
     "phi": ("phi", {key: value for key, value in SIZES.items() if key != "rms_norm_eps"}
             | {"num_key_value_heads": 6, "layer_norm_eps": 0.003} | rope(partial_rotary_factor=0.5)),
+    "gemma3_text": ("gemma3_text", SIZES | {
+        "head_dim": 10, "tie_word_embeddings": True, "sliding_window": 6, "query_pre_attn_scalar": 20,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {"full_attention": {"rope_type": "linear", "rope_theta": 2000.0, "factor": 3.0},
+                            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}}),
+    "phi3": ("phi3", SIZES | {"pad_token_id": 0, "sliding_window": 9} | rope()),
+    "phi3, longrope": ("phi3", SIZES | {"pad_token_id": 0, "original_max_position_embeddings": 60} | rope(
+        rope_type="longrope", partial_rotary_factor=0.5, short_factor=[1.2, 0.7], long_factor=[3.0, 2.0])),
+    "deepseek_v2": ("deepseek_v2", SIZES | LATENT | {"q_lora_rank": None} | rope(
+        **YARN, mscale=0.8, mscale_all_dim=0.6)),
+    "deepseek_v2, groups": ("deepseek_v2", SIZES | LATENT | {
+        "topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2, "routed_scaling_factor": 3.0} | rope()),
+    "deepseek_v3": ("deepseek_v3", SIZES | LATENT | {
+        "n_group": 3, "topk_group": 2, "norm_topk_prob": True, "num_mtp_layers": 0} | rope()),
+    "llama4_text": ("llama4_text", SIZES | {
+        "pad_token_id": 0, "head_dim": 10, "intermediate_size": 14, "intermediate_size_mlp": 46, "num_local_experts": 5,
+        "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "no_rope_layer_interval": 3,
+        "attention_chunk_size": 7, "floor_scale": 6, "attn_scale": 0.4} | rope()),
 }
 
 

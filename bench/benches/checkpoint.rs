@@ -569,6 +569,8 @@ fn manifest_size(report: &mut Report) {
         tensors: names.map(|name| (name, tensor.clone())).collect(),
         assets: BTreeMap::new(),
         paths: BTreeMap::new(),
+        planner_data: None,
+        storage_data: BTreeMap::new(),
     };
     let bytes = manifest.to_bytes().expect("a manifest").len();
     let what = "manifest of 1,200 tensors, 405 B parameters";

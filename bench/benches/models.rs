@@ -20,7 +20,7 @@ use weightloom_hub::cards::CardStore;
 use weightloom_hub::fetch::FetchSettings;
 use weightloom_hub::{Families, Hub, Model, ModelLoadOptions, iter_parameters};
 use weightloom_layout::DType;
-use weightloom_nn::{Decoder, ForwardArgs, GenerateRequest, Generation, Input};
+use weightloom_nn::{self as nn, ForwardArgs, GenerateRequest, Generation, Input};
 use weightloom_tensor::no_grad;
 
 const ROUNDS: usize = 3;
@@ -74,25 +74,25 @@ fn ours(case: &str, folder: &Path, dtype: &str) {
             let loaded = model.load(&ModelLoadOptions { read_mode: way, ..options }, &()).expect("loaded");
             let seconds = begin.elapsed().as_secs_f64();
             let weights: usize = loaded
-                .decoder
+                .model
                 .parameters()
                 .iter()
                 .map(|(_, value)| value.shape().volume() * dtype.size())
                 .sum();
-            let touched = touch(&loaded.decoder);
+            let touched = touch(&*loaded.model);
             json!({"seconds": seconds, "touched": seconds + touched, "peak": peak_memory() - before, "weights": weights})
         }
         "rank" => rank(&model, begin),
         "score" => {
-            let decoder = model.load(&options, &()).expect("loaded").decoder;
-            let tokens = prompt(&decoder, 256);
-            json!({"rate": 256.0 / median(5, || score(&decoder, &tokens))})
+            let decoder = model.load(&options, &()).expect("loaded").model;
+            let tokens = prompt(&*decoder, 256);
+            json!({"rate": 256.0 / median(5, || score(&*decoder, &tokens))})
         }
         _ => {
-            let decoder = model.load(&options, &()).expect("loaded").decoder;
-            let tokens = prompt(&decoder, 32);
-            let first = median(3, || decode(&decoder, &tokens, 1));
-            let all = median(3, || decode(&decoder, &tokens, 64));
+            let decoder = model.load(&options, &()).expect("loaded").model;
+            let tokens = prompt(&*decoder, 32);
+            let first = median(3, || decode(&*decoder, &tokens, 1));
+            let all = median(3, || decode(&*decoder, &tokens, 64));
             json!({"rate": 64.0 / all, "steady": 63.0 / (all - first)})
         }
     };
@@ -100,7 +100,7 @@ fn ours(case: &str, folder: &Path, dtype: &str) {
 }
 
 /// Time to read a byte of each page of every parameter, in seconds.
-fn touch(decoder: &Decoder) -> f64 {
+fn touch(decoder: &dyn nn::Model) -> f64 {
     let begin = Instant::now();
     for (_, value) in decoder.parameters() {
         let sum = value
@@ -113,7 +113,7 @@ fn touch(decoder: &Decoder) -> f64 {
 
 /// One rank of eight reads its shards, alone.
 fn rank(model: &Model, begin: Instant) -> Value {
-    let config = model.decoder_config().expect("a decoder");
+    let config = model.definition().expect("a decoder");
     let keys = model.keys().expect("keys");
     let parallel = model.family().parallel();
     let all = threads::run(8, GangOptions::default(), |root| {
@@ -123,7 +123,8 @@ fn rank(model: &Model, begin: Instant) -> Value {
             return (0, Vec::new());
         }
         let options = ModelLoadOptions { gangs, ..ModelLoadOptions::default() };
-        let parts = iter_parameters(model.source(), &config, &keys, &parallel, &options, &()).expect("parts");
+        let parts =
+            iter_parameters(model.source(), &*config, &keys, &parallel, &options, &()).expect("parts");
         let parts: Vec<_> = parts.map(|part| part.expect("read").1).collect();
         (parts.iter().map(|part| part.shape().volume() * part.dtype().size()).sum::<usize>(), parts)
     });
@@ -131,20 +132,20 @@ fn rank(model: &Model, begin: Instant) -> Value {
     json!({"seconds": begin.elapsed().as_secs_f64(), "bytes": bytes, "peak": peak_memory()})
 }
 
-fn prompt(decoder: &Decoder, length: usize) -> Vec<u32> {
-    (0..length).map(|place| ((7919 * place + 13) % decoder.config().vocabulary) as u32).collect()
+fn prompt(decoder: &dyn nn::Model, length: usize) -> Vec<u32> {
+    (0..length).map(|place| ((7919 * place + 13) % decoder.definition().vocabulary()) as u32).collect()
 }
 
 /// Logits of all positions.
-fn score(decoder: &Decoder, tokens: &[u32]) {
+fn score(decoder: &dyn nn::Model, tokens: &[u32]) {
     no_grad(|| {
         let input = Input::Tokens(decoder.tokens(&[tokens]).expect("tokens"));
         let hidden = decoder.forward(input, ForwardArgs::default()).expect("hidden");
-        std::hint::black_box(decoder.logits(&hidden, None).expect("logits"));
+        std::hint::black_box(decoder.logits(&hidden, None.into()).expect("logits"));
     });
 }
 
-fn decode(decoder: &Decoder, tokens: &[u32], count: usize) {
+fn decode(decoder: &dyn nn::Model, tokens: &[u32], count: usize) {
     let request = GenerateRequest {
         prompts: vec![tokens.to_vec()],
         max_new_tokens: count,

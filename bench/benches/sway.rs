@@ -23,6 +23,7 @@ use weightloom_sway::backend::sentence_encoder::WithSentenceEncoder;
 use weightloom_sway::cache::Cache;
 use weightloom_sway::packs::Packs;
 use weightloom_sway::paired::PairedSettings;
+use weightloom_sway::probe::Probes;
 use weightloom_sway::runner::{Entry, SuiteRun, run};
 use weightloom_sway::sections::Section;
 
@@ -138,6 +139,7 @@ fn ours(case: &str, [base, adapter, encoder]: [&Path; 3], cache_folder: &Path) {
         sections: &sections,
         document: Some(&text),
         packs: Packs::builtin(),
+        probes: &Probes::standard(),
         only: &[],
         statistics,
         paired: PairedSettings::default(),

@@ -77,7 +77,7 @@ fn engine(root: Arc<dyn Gang>, folder: &Path, case: &str, dtype: &str) -> Engine
         dist: Some(Arc::clone(&dist)),
         ..ModelLoadOptions::default()
     };
-    let decoder = model.load(&options, &()).expect("loaded").decoder;
+    let decoder = model.load(&options, &()).expect("loaded").model;
     let adapter = lora.then(|| {
         let ends = ["q_proj", "k_proj", "v_proj", "o_proj"];
         let modules: Vec<String> = decoder
@@ -89,7 +89,7 @@ fn engine(root: Arc<dyn Gang>, folder: &Path, case: &str, dtype: &str) -> Engine
             .collect();
         let mut adapter = Adapter::new();
         for module in modules {
-            adapter.add_new(&decoder, &module, 8, 2.0, 0).expect("a module");
+            adapter.add_new(&*decoder, &module, 8, 2.0, 0).expect("a module");
         }
         adapter
     });
@@ -108,7 +108,7 @@ fn engine(root: Arc<dyn Gang>, folder: &Path, case: &str, dtype: &str) -> Engine
 }
 
 fn one_step(engine: &mut Engine, number: u64, rows: usize) -> f64 {
-    let vocabulary = engine.stages()[0].decoder.config().vocabulary;
+    let vocabulary = engine.stages()[0].model.definition().vocabulary();
     let token = |row: usize, place: usize| ((7919 * (row * TIME + place) + 13) % vocabulary) as i64;
     let all = |ahead: usize| {
         (0..rows).flat_map(move |row| (0..TIME).map(move |place| token(row, place + ahead))).collect()
@@ -218,7 +218,7 @@ fn memory_of(ranks: usize, folder: &Path) -> Value {
         for number in 1..=2 {
             one_step(&mut engine, number, 1);
         }
-        let stage = &engine.stages()[0].decoder;
+        let stage = &engine.stages()[0].model;
         let sizes = stage.parameters().iter().map(|(_, value)| 4 * value.shape().volume() as u64);
         (sizes.clone().sum::<u64>(), sizes.max().unwrap_or(0))
     });

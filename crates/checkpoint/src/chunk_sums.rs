@@ -131,6 +131,22 @@ impl ChunkSums {
         self.high[tensor.number].fetch_add(high, Ordering::Relaxed);
     }
 
+    /// Adds an entry of bytes that is written with its elements. An entry without
+    /// elements would otherwise leave no trace.
+    pub(crate) fn add_entry(&self, name: &str) {
+        if let Some(tensor) = self.tensors.get(name) {
+            self.coverage[tensor.number].fetch_add(ENTRY, Ordering::Relaxed);
+        }
+    }
+
+    /// Adds an entry of bytes that is written elsewhere and has no sums.
+    pub(crate) fn add_unsummed_entry(&self, name: &str) {
+        if let Some(tensor) = self.tensors.get(name) {
+            let covered = tensor.whole_coverage().wrapping_add(ENTRY);
+            self.coverage[tensor.number].fetch_add(covered, Ordering::Relaxed);
+        }
+    }
+
     /// Adds a region's elements, row-major in `bytes`, to the checksums, but not
     /// to the fingerprint. Ignores elements of another dtype than was saved.
     pub(crate) fn add_checked(&self, name: &str, region: &Region, dtype: DType, bytes: &[u8]) {
@@ -165,7 +181,13 @@ impl ChunkSums {
     /// of any size show, unless 64-bit hashes collide.
     pub(crate) fn covers_once(&self, name: &str) -> bool {
         let Some(tensor) = self.tensors.get(name) else { return false };
-        let expected = boundary(tensor.shape.volume() as u64).wrapping_sub(boundary(0));
+        self.coverage[tensor.number].load(Ordering::Relaxed) == tensor.whole_coverage()
+    }
+
+    /// Whether an entry of bytes was added exactly once, with all its elements.
+    pub(crate) fn has_entry_once(&self, name: &str) -> bool {
+        let Some(tensor) = self.tensors.get(name) else { return false };
+        let expected = tensor.whole_coverage().wrapping_add(ENTRY);
         self.coverage[tensor.number].load(Ordering::Relaxed) == expected
     }
 
@@ -196,6 +218,17 @@ impl ChunkSums {
     }
 }
 
+impl TensorSums {
+    /// The coverage if every element was added once.
+    fn whole_coverage(&self) -> u64 {
+        boundary(self.shape.volume() as u64).wrapping_sub(boundary(0))
+    }
+}
+
+/// The coverage of an entry beside that of its elements: a number that no few
+/// boundaries add up to.
+const ENTRY: u64 = 0x6a09_e667_f3bc_c909;
+
 /// A hash of a position between two elements (SplitMix64).
 fn boundary(position: u64) -> u64 {
     let mut x = position.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -224,5 +257,19 @@ mod tests {
         // The same sum and the same sum of squares of positions.
         assert!(!covers(&[0..100, 0..1, 4..5, 5..6]).1);
         assert_eq!(covers(&[0..99]), (99, false));
+    }
+
+    #[test]
+    fn entries_without_elements_count_too() {
+        for length in [0, 5] {
+            let shape = Shape::new(&[length]).unwrap();
+            let sums = ChunkSums::new(1 << 20, [("bytes", DType::U8, &shape)]);
+            assert!(!sums.has_entry_once("bytes"));
+            sums.add_run("bytes", 0, &vec![1; length]);
+            sums.add_entry("bytes");
+            assert!(sums.has_entry_once("bytes"));
+            sums.add_unsummed_entry("bytes");
+            assert!(!sums.has_entry_once("bytes"));
+        }
     }
 }

@@ -23,6 +23,7 @@ use crate::save::{
 use crate::scan::{ScanOrder, ScannedTensor, scan};
 use crate::state::{Bytes, Section};
 use crate::storage::StorageError;
+use crate::tree::{PathSegment, Paths};
 use crate::verify::{Damage, DamagedChunk};
 
 /// The longest asset that is copied.
@@ -64,9 +65,6 @@ pub fn convert(
     let mut save = options.save.clone();
     if let Some(manifest) = &source.manifest {
         save.step = save.step.or(manifest.step);
-        if save.paths.is_empty() {
-            save.paths.clone_from(&manifest.paths);
-        }
     }
     let adapter;
     let source = match save.format {
@@ -88,6 +86,9 @@ pub fn convert(
         }
     };
     let selection = Selection::new(source, options, save.format)?;
+    if save.paths.is_empty() {
+        save.paths = nested_paths(source, &selection)?;
+    }
     let gang = solo(GangOptions::default());
     let assets = save.assets.keys().cloned().collect();
     let opened = OpenTarget::open(target, &selection.batch, &selection.metadata, &save, &*gang)?;
@@ -113,7 +114,7 @@ fn write_all(
 ) -> Result<WriteOutcome, CheckpointError> {
     let output = Output::new(opened);
     let missing = |name: &str| PlanError::NoSuchItem { name: name.to_owned() };
-    let location_of = |name: &str| opened.location(name).ok_or_else(|| missing(name));
+    let location_of = |name: &str| opened.location(&MetadataIndex::whole(name)).ok_or_else(|| missing(name));
     let mut tensors = Vec::new();
     for (name, tensor) in &selection.metadata.tensors {
         let entry = source.index.tensors().get(name).ok_or_else(|| missing(name))?;
@@ -167,6 +168,7 @@ fn write_all(
     }
     for (item, bytes) in &selection.bytes {
         let name = &item.index.name;
+        opened.add_entry(item, &sums);
         if !opened.is_in_frame(name) {
             sums.add_run(name, 0, bytes);
             output.write(location_of(name)?, 0, bytes)?;
@@ -231,6 +233,20 @@ struct Selection {
     /// Entries that are not tensors.
     bytes: Vec<(WriteItem, Bytes<'static>)>,
     left_out: Vec<String>,
+}
+
+/// The paths of the selected entries, but for those that are just the name.
+fn nested_paths(source: &Source, selection: &Selection) -> Result<Paths, CheckpointError> {
+    let mut paths = source.paths()?;
+    for (item, bytes) in &selection.bytes {
+        source.mark_empty(&mut paths, &item.index.name, bytes);
+    }
+    paths.retain(|name, path| {
+        let Metadata { tensors, bytes, .. } = &selection.metadata;
+        let is_flat = matches!(path.as_slice(), [PathSegment::Key(key)] if key == name);
+        !is_flat && (tensors.contains_key(name) || bytes.contains_key(name))
+    });
+    Ok(paths)
 }
 
 impl Selection {

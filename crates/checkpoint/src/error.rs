@@ -8,10 +8,11 @@ use crate::formats::FormatError;
 use crate::index::{Format, IndexError};
 use crate::keys::KeyError;
 use crate::model_part::ModelPartError;
-use crate::plan::{LoadPlanError, PlanError};
+use crate::plan::{LoadPlanError, PlanError, PlannerError};
 use crate::read::ReadRequestError;
 use crate::save::TargetError;
 use crate::storage::StorageError;
+use crate::tree::AmbiguousPath;
 use crate::verify::Damage;
 
 /// Why a checkpoint cannot be read, written or trusted.
@@ -35,6 +36,12 @@ pub enum CheckpointError {
     Plan(#[from] PlanError),
     #[error(transparent)]
     LoadPlan(#[from] LoadPlanError),
+    #[error(transparent)]
+    Planner(#[from] PlannerError),
+    #[error(transparent)]
+    AmbiguousPath(#[from] AmbiguousPath),
+    #[error("cannot nest `{name}`: its path is too long, or leads to another entry")]
+    Path { name: String },
     #[error("{0}")]
     Damaged(Damage),
     #[error("`{name}` is damaged: its checksum does not match")]
@@ -97,6 +104,8 @@ impl Hint for CheckpointError {
             ),
             Self::Gang(error) => error.hint(),
             Self::Plan(error) => error.hint(),
+            Self::Planner(error) => error.hint(),
+            Self::AmbiguousPath(_) => Some("rename one of them".to_owned()),
             Self::Target(error) => error.hint(),
             Self::Write(error) => error.hint(),
             Self::Keys(error) => error.hint(),
@@ -112,7 +121,11 @@ impl Hint for CheckpointError {
             Self::Damaged(_) | Self::DamagedBytes { .. } => {
                 Some("copy the checkpoint again, or load an older one".to_owned())
             }
-            Self::Index(_) | Self::ReadRequest(_) | Self::Redistribute { .. } | Self::Ranks { .. } => None,
+            Self::Index(_)
+            | Self::Path { .. }
+            | Self::ReadRequest(_)
+            | Self::Redistribute { .. }
+            | Self::Ranks { .. } => None,
         }
     }
 }

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use weightloom_layout::{DType, Region, Shape, TilingError, check_tiling};
 
 use crate::codec::Codec;
+use crate::plan::{PlanData, StorageData};
 
 /// The most dims that a tensor may be split along.
 const MAX_CUT_DIMS: usize = 8;
@@ -39,6 +40,8 @@ pub struct Index {
     blobs: BTreeMap<String, Blob>,
     metadata: BTreeMap<String, String>,
     dicts: BTreeSet<String>,
+    planner_data: Option<PlanData>,
+    storage_data: StorageData,
 }
 
 /// Formats of checkpoints that can be read.
@@ -197,7 +200,8 @@ impl Index {
         tensors: BTreeMap<String, TensorEntry>,
     ) -> Result<Self, IndexError> {
         let (blobs, metadata, dicts) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        let index = Self { format, files, tensors, blobs, metadata, dicts };
+        let (planner_data, storage_data) = (None, StorageData::new());
+        let index = Self { format, files, tensors, blobs, metadata, dicts, planner_data, storage_data };
         for (name, entry) in &index.tensors {
             index.check(name, entry)?;
         }
@@ -236,6 +240,13 @@ impl Index {
     /// tell apart from parts of names.
     pub fn with_dicts(mut self, dicts: BTreeSet<String>) -> Self {
         self.dicts = dicts;
+        self
+    }
+
+    /// Adds the data of the planner that saved the checkpoint.
+    pub fn with_planner_data(mut self, planner_data: Option<PlanData>, storage_data: StorageData) -> Self {
+        self.planner_data = planner_data;
+        self.storage_data = storage_data;
         self
     }
 
@@ -346,6 +357,16 @@ impl Index {
     /// The dotted names of dicts inside other dicts, for formats that nest.
     pub fn dicts(&self) -> &BTreeSet<String> {
         &self.dicts
+    }
+
+    /// The data of the planner that saved a native checkpoint.
+    pub fn planner_data(&self) -> Option<&PlanData> {
+        self.planner_data.as_ref()
+    }
+
+    /// That planner's data about single items.
+    pub fn storage_data(&self) -> &StorageData {
+        &self.storage_data
     }
 
     /// Bytes of all tensors once decoded.

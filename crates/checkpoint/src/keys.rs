@@ -5,13 +5,17 @@
 //! name matches one segment between dots and is filled in on the other side in
 //! order: `layers.{}.q` → `model.layers.{}.self_attn.q_proj`.
 
+mod inverse;
+mod tensor_view;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use weightloom_errors::Hint;
 
-use crate::index::{Index, IndexError, TensorEntry};
+use crate::index::{Index, IndexError};
 use crate::view::ViewError;
+pub use tensor_view::TensorView;
 
 /// Rules that rename and transform tensors.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +58,9 @@ pub enum KeyRule {
         dim: usize,
         /// The new name.
         to: String,
+        /// The sizes of the old tensors, which the inverse needs.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sizes: Option<Vec<usize>>,
     },
     /// Stacks tensors of one shape along a new first dim.
     Stack {
@@ -69,7 +76,7 @@ pub enum KeyRule {
         /// The new names. The last `{}` is the index, from 0.
         to: String,
     },
-    /// Transposes a matrix.
+    /// Transposes a matrix, or each matrix of a stack.
     Transpose {
         /// The name.
         key: String,
@@ -111,18 +118,32 @@ pub enum KeyError {
 
 impl Hint for KeyError {
     fn hint(&self) -> Option<String> {
-        matches!(self, Self::Taken { .. })
-            .then(|| "drop or rename the other tensor in an earlier rule".to_owned())
+        match self {
+            Self::Taken { .. } => Some("drop or rename the other tensor in an earlier rule".to_owned()),
+            Self::OneWay { reason: NO_SIZES, .. } => Some("add `sizes` to the `join` rule".to_owned()),
+            _ => None,
+        }
     }
 }
 
+/// Why a join cannot be inverted.
+const NO_SIZES: &str = "the sizes of the parts are unknown";
+
 impl KeyMap {
-    /// Applies the rules. Reads no tensor data.
-    pub fn apply(&self, index: &Index) -> Result<Index, KeyError> {
-        let mut tensors = index.tensors().clone();
+    /// Applies the rules to tensors by name.
+    pub fn apply_to<T: TensorView>(
+        &self,
+        mut tensors: BTreeMap<String, T>,
+    ) -> Result<BTreeMap<String, T>, T::Error> {
         for rule in &self.rules {
             tensors = rule.apply(tensors)?;
         }
+        Ok(tensors)
+    }
+
+    /// Applies the rules. Reads no tensor data.
+    pub fn apply(&self, index: &Index) -> Result<Index, KeyError> {
+        let tensors = self.apply_to(index.tensors().clone())?;
         let renamed = Index::new(index.format(), index.files().to_vec(), tensors)?;
         Ok(renamed.with_blobs(index.blobs().clone())?.with_metadata(index.metadata().clone()))
     }
@@ -139,10 +160,10 @@ impl KeyMap {
     }
 }
 
-type Tensors = BTreeMap<String, TensorEntry>;
+type Tensors<T> = BTreeMap<String, T>;
 
 impl KeyRule {
-    fn apply(&self, tensors: Tensors) -> Result<Tensors, KeyError> {
+    fn apply<T: TensorView>(&self, tensors: Tensors<T>) -> Result<Tensors<T>, T::Error> {
         match self {
             Self::Drop { key } => {
                 Ok(tensors.into_iter().filter(|(name, _)| matches(key, name).is_none()).collect())
@@ -150,22 +171,20 @@ impl KeyRule {
             Self::Rename { from, to } => {
                 each(tensors, from, |name, places, entry| Ok(vec![(fill(name, to, places)?, entry)]))
             }
-            Self::Transpose { key } => each(tensors, key, |name, _, entry| {
-                let turned = entry.transpose(0, 1).map_err(|problem| view(name, problem))?;
-                Ok(vec![(name.to_owned(), turned)])
-            }),
+            Self::Transpose { key } => {
+                each(tensors, key, |name, _, entry| Ok(vec![(name.to_owned(), entry.transpose(name)?)]))
+            }
             Self::Regroup { key, dim, outer, inner } => each(tensors, key, |name, _, entry| {
-                let grouped = entry.regroup(*dim, *outer, *inner).map_err(|problem| view(name, problem))?;
-                Ok(vec![(name.to_owned(), grouped)])
+                Ok(vec![(name.to_owned(), entry.regroup(name, *dim, *outer, *inner)?)])
             }),
             Self::Split { from, dim, into } => {
                 each(tensors, from, |name, places, entry| split(name, places, &entry, *dim, into))
             }
-            Self::Join { from, dim, to } => join(tensors, from, *dim, to),
+            Self::Join { from, dim, to, .. } => join(tensors, from, *dim, to),
             Self::Stack { from, to } => stack(tensors, from, to),
             Self::Unstack { from, to } => each(tensors, from, |name, places, entry| {
-                let parts = entry.unstack().map_err(|problem| view(name, problem))?;
-                let named = |(number, part): (usize, TensorEntry)| {
+                let parts = entry.unstack(name)?;
+                let named = |(number, part): (usize, T)| {
                     let number = number.to_string();
                     let places: Vec<&str> = places.iter().copied().chain([number.as_str()]).collect();
                     Ok((fill(name, to, &places)?, part))
@@ -186,10 +205,18 @@ impl KeyRule {
                 from: into.iter().map(|(name, _)| name.clone()).collect(),
                 dim: *dim,
                 to: from.clone(),
+                sizes: Some(into.iter().map(|(_, size)| *size).collect()),
             },
             Self::Stack { from, to } => Self::Unstack { from: to.clone(), to: from.clone() },
             Self::Unstack { from, to } => Self::Stack { from: to.clone(), to: from.clone() },
-            Self::Join { to, .. } => return Err(one_way(to, "the sizes of the parts are unknown")),
+            Self::Join { from, dim, to, sizes } => match sizes {
+                Some(sizes) if sizes.len() == from.len() => Self::Split {
+                    from: to.clone(),
+                    dim: *dim,
+                    into: from.iter().cloned().zip(sizes.iter().copied()).collect(),
+                },
+                _ => return Err(one_way(to, NO_SIZES)),
+            },
             Self::Regroup { key, dim, outer, inner } => {
                 let size = earlier.iter().rev().find_map(|rule| rule.size_of(key, *dim));
                 let groups = outer.checked_mul(*inner).filter(|groups| *groups > 0);
@@ -215,16 +242,12 @@ impl KeyRule {
     }
 }
 
-fn view(key: &str, problem: ViewError) -> KeyError {
-    KeyError::View { key: key.to_owned(), problem }
-}
-
 /// Replaces each tensor whose name matches by others.
-fn each(
-    tensors: Tensors,
+fn each<T: TensorView>(
+    tensors: Tensors<T>,
     pattern: &str,
-    replace: impl Fn(&str, &[&str], TensorEntry) -> Result<Vec<(String, TensorEntry)>, KeyError>,
-) -> Result<Tensors, KeyError> {
+    replace: impl Fn(&str, &[&str], T) -> Result<Vec<(String, T)>, T::Error>,
+) -> Result<Tensors<T>, T::Error> {
     let (mut kept, mut made) = (Tensors::new(), Vec::new());
     for (name, entry) in tensors {
         match matches(pattern, &name) {
@@ -239,36 +262,40 @@ fn each(
     }
     for (from, to, entry) in made {
         if kept.contains_key(&to) {
-            return Err(KeyError::Taken { from, to });
+            return Err(KeyError::Taken { from, to }.into());
         }
         kept.insert(to, entry);
     }
     Ok(kept)
 }
 
-fn split(
+fn split<T: TensorView>(
     name: &str,
     places: &[&str],
-    entry: &TensorEntry,
+    entry: &T,
     dim: usize,
     into: &[(String, usize)],
-) -> Result<Vec<(String, TensorEntry)>, KeyError> {
-    let found = entry.shape.get(dim).copied().unwrap_or(0);
+) -> Result<Vec<(String, T)>, T::Error> {
+    let found = entry.shape().get(dim).copied().unwrap_or(0);
     let expected = into.iter().fold(0usize, |sum, (_, size)| sum.saturating_add(*size));
     if expected != found {
-        return Err(KeyError::Parts { key: name.to_owned(), dim, expected, found });
+        return Err(KeyError::Parts { key: name.to_owned(), dim, expected, found }.into());
     }
     let mut start = 0;
     let mut parts = Vec::with_capacity(into.len());
     for (to, size) in into {
-        let part = entry.narrow(dim, start..start + size).map_err(|problem| view(name, problem))?;
-        parts.push((fill(name, to, places)?, part));
+        parts.push((fill(name, to, places)?, entry.narrow(name, dim, start..start + size)?));
         start += size;
     }
     Ok(parts)
 }
 
-fn join(mut tensors: Tensors, from: &[String], dim: usize, to: &str) -> Result<Tensors, KeyError> {
+fn join<T: TensorView>(
+    mut tensors: Tensors<T>,
+    from: &[String],
+    dim: usize,
+    to: &str,
+) -> Result<Tensors<T>, T::Error> {
     let Some(first) = from.first() else { return Ok(tensors) };
     let found: Vec<Vec<String>> = tensors
         .keys()
@@ -283,15 +310,14 @@ fn join(mut tensors: Tensors, from: &[String], dim: usize, to: &str) -> Result<T
             let part = tensors.remove(&name);
             parts.push(part.ok_or_else(|| KeyError::NothingToJoin { missing: name, to: whole.clone() })?);
         }
-        let joined = TensorEntry::join(dim, &parts).map_err(|problem| view(&whole, problem))?;
-        if tensors.insert(whole.clone(), joined).is_some() {
-            return Err(KeyError::Taken { from: first.clone(), to: whole });
+        if tensors.insert(whole.clone(), T::join(&whole, dim, &parts)?).is_some() {
+            return Err(KeyError::Taken { from: first.clone(), to: whole }.into());
         }
     }
     Ok(tensors)
 }
 
-fn stack(mut tensors: Tensors, from: &str, to: &str) -> Result<Tensors, KeyError> {
+fn stack<T: TensorView>(mut tensors: Tensors<T>, from: &str, to: &str) -> Result<Tensors<T>, T::Error> {
     // By all captures but the last, then by index.
     let mut groups: BTreeMap<Vec<String>, BTreeMap<usize, String>> = BTreeMap::new();
     for name in tensors.keys() {
@@ -311,9 +337,8 @@ fn stack(mut tensors: Tensors, from: &str, to: &str) -> Result<Tensors, KeyError
             let missing = fill(from, from, &all)?;
             parts.push(found.ok_or_else(|| KeyError::NothingToJoin { missing, to: whole.clone() })?);
         }
-        let stacked = TensorEntry::stack(&parts).map_err(|problem| view(&whole, problem))?;
-        if tensors.insert(whole.clone(), stacked).is_some() {
-            return Err(KeyError::Taken { from: from.to_owned(), to: whole });
+        if tensors.insert(whole.clone(), T::stack(&whole, &parts)?).is_some() {
+            return Err(KeyError::Taken { from: from.to_owned(), to: whole }.into());
         }
     }
     Ok(tensors)

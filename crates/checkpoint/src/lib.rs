@@ -63,13 +63,15 @@ mod scan;
 mod signature;
 mod state;
 mod stats;
+mod stored_tree;
+mod tree;
 mod verify;
 mod view;
 
 pub use cast::cast;
 pub use chunk_sums::{ChunkSums, TensorChecksums, chunk_size_for};
 pub use codec::{AffineCodec, BlockCodec, Codec, GroupParams};
-pub(crate) use collective_result::collective_result;
+pub(crate) use collective_result::{Vote, collective_result, collective_vote};
 pub use compare::{Comparison, Difference, compare};
 pub use convert::{ConvertOptions, ConvertReport, convert};
 pub use error::CheckpointError;
@@ -78,7 +80,7 @@ pub use fingerprint::{ElementSum, Fingerprint, ParseFingerprintError};
 pub use folder::{CheckpointFolder, Retention, SavedCheckpoint, ScoreOrder};
 pub use formats::{FormatError, Scope, Source};
 pub use index::{Blob, FileId, Format, Index, IndexError, StoredFile, Strides, TensorEntry, Tile, row_major};
-pub use keys::{KeyError, KeyMap, KeyRule};
+pub use keys::{KeyError, KeyMap, KeyRule, TensorView};
 pub use load::{LoadOptions, LoadReport, ReplicaReads, Verify, load, load_with};
 pub use manifest::{
     Asset, EntryKind, FileSharing, MANIFEST_FILE, Manifest, ManifestError, ManifestFile, ManifestTensor,
@@ -90,13 +92,11 @@ pub use save::{SaveFormat, SaveOptions, SaveReport, Saver, Target, TargetError};
 pub use signature::{
     PublicKey, SIGNATURE_FILE, SignatureError, SignedFiles, SigningKey, sign, verify_signature,
 };
-pub use state::{
-    AmbiguousPath, Bytes, Leaf, LeafValue, LocalTensor, PathSegment, Paths, Section, SerializeError,
-    Sharding, State, TensorSpec, Tree, flatten, unflatten,
-};
+pub use state::{Bytes, Leaf, LeafValue, LocalTensor, Section, SerializeError, Sharding, State, TensorSpec};
 pub use stats::{Fingerprints, TensorStats, fingerprint, stats};
 pub use storage::{LocalStorage, MemoryStorage, Storage, StorageError, Upload};
 #[cfg(feature = "object-store")]
 pub use storage::{ObjectOptions, ObjectStorage};
-pub use verify::{Damage, DamagedChunk, VerifyReport, verify};
+pub use tree::{AmbiguousPath, PathSegment, Paths, Tree, flatten, unflatten};
+pub use verify::{Damage, DamagedChunk, VerifyReport, verify, verify_model};
 pub use view::ViewError;

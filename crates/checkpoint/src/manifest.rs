@@ -12,8 +12,10 @@ use weightloom_layout::{DType, Shape};
 
 use crate::error::CheckpointError;
 use crate::fingerprint::{Fingerprint, Mixer};
-use crate::state::{Paths, Section};
+use crate::plan::{PlanData, StorageData, storage_data_pairs};
+use crate::state::Section;
 use crate::storage::Storage;
+use crate::tree::Paths;
 
 /// The manifest's file.
 pub const MANIFEST_FILE: &str = "weightloom.json";
@@ -56,6 +58,12 @@ pub struct Manifest {
     /// The paths of names of nested state.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub paths: Paths,
+    /// Data of the planner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub planner_data: Option<PlanData>,
+    /// Data of the planner about single items.
+    #[serde(default, skip_serializing_if = "StorageData::is_empty", with = "storage_data_pairs")]
+    pub storage_data: StorageData,
 }
 
 /// How ranks divide the files of a checkpoint among themselves.

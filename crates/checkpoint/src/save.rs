@@ -6,6 +6,7 @@
 //! last object; plain folders, which have none, are removed again if the save
 //! fails. Older checkpoints are untouched.
 
+mod all_paths;
 mod batch;
 mod commit;
 mod file_plan;
@@ -26,8 +27,11 @@ use crate::collective_result;
 use crate::error::CheckpointError;
 use crate::fingerprint::Fingerprint;
 use crate::observer::Observer;
-use crate::plan::{Metadata, SavePlan, SavePlanner, StandardSavePlanner, plan_save};
-use crate::state::{Paths, State};
+use crate::plan::{
+    Metadata, PlanCache, PlannerCalls, SavePlan, SavePlanner, StandardSavePlanner, plan_cached_save,
+};
+use crate::state::State;
+use crate::tree::Paths;
 use batch::WriteContext;
 pub(crate) use batch::{WriteBatch, WriteOutcome};
 pub(crate) use open_target::{FolderFiles, OpenTarget, WriteAccess};
@@ -51,7 +55,8 @@ pub struct SaveOptions {
     pub assets: BTreeMap<String, Vec<u8>>,
     /// The training step.
     pub step: Option<u64>,
-    /// The paths of names of nested state.
+    /// The paths of names of nested state, from [`flatten`](crate::flatten).
+    /// Those of all ranks are stored together.
     pub paths: Paths,
 }
 
@@ -90,6 +95,7 @@ pub struct Saver {
     /// The same ranks, for background saves.
     background: Arc<dyn Gang>,
     planner: Box<dyn SavePlanner>,
+    plans: PlanCache,
     pending: Option<Pending<Result<SaveReport, CheckpointError>>>,
 }
 
@@ -103,12 +109,12 @@ impl Saver {
     pub fn with_planner(gang: Arc<dyn Gang>, planner: Box<dyn SavePlanner>) -> Result<Self, GangError> {
         let everyone: Vec<usize> = (0..gang.size()).collect();
         let background = gang.sub_gang(&everyone)?;
-        Ok(Self { gang, background, planner, pending: None })
+        Ok(Self { gang, background, planner, plans: PlanCache::default(), pending: None })
     }
 
     /// The plan of a save, without saving. Every rank of the gang.
     pub fn plan(&mut self, state: &State<'_>) -> Result<(SavePlan, Metadata), CheckpointError> {
-        plan_save(&mut *self.planner, state, &*self.gang)
+        plan_cached_save(&mut *self.planner, state, &*self.gang, &mut self.plans)
     }
 
     /// Saves and waits. Every rank of the gang. If an earlier background save
@@ -124,8 +130,10 @@ impl Saver {
         let started = Instant::now();
         let (batch, opened) = self.prepare(state, target, options)?;
         let context = WriteContext { target: &opened, threads: options.threads, gang: &*self.gang, observer };
-        let written = batch.write(context);
-        let (bytes, fingerprints) = opened.conclude(written, &*self.gang)?;
+        let calls = self.calls();
+        let written = batch.write(context).map_err(|error| calls.blame(error));
+        let concluded = opened.conclude(written, &*self.gang);
+        let (bytes, fingerprints) = concluded.map_err(|error| calls.blame(error))?;
         let total = started.elapsed();
         Ok(SaveReport {
             fingerprint: fingerprints.whole,
@@ -160,11 +168,12 @@ impl Saver {
         let staged = batch.stage(context, options);
         let staged = collective_result(&*self.gang, staged).inspect_err(|_| opened.discard(&*self.gang))?;
         let stall = started.elapsed();
-        let threads = options.threads;
+        let (threads, calls) = (options.threads, self.calls());
         self.pending = Some(self.background.start(move |gang| {
             let context = WriteContext { target: &opened, threads, gang, observer: &*observer };
-            let written = staged.write(context);
-            let finished = opened.conclude(written, gang).map(|(bytes, fingerprints)| {
+            let written = staged.write(context).map_err(|error| calls.blame(error));
+            let concluded = opened.conclude(written, gang).map_err(|error| calls.blame(error));
+            let finished = concluded.map(|(bytes, fingerprints)| {
                 let total = started.elapsed();
                 let (fingerprint, model) = (fingerprints.whole, fingerprints.model);
                 SaveReport { fingerprint, model, bytes, stall, total }
@@ -188,6 +197,10 @@ impl Saver {
         self.pending.as_mut().is_some_and(|pending| !pending.is_done())
     }
 
+    fn calls(&self) -> PlannerCalls {
+        PlannerCalls::new(|| self.planner.name())
+    }
+
     /// Plans, redistributions, and makes the place ready.
     fn prepare<'s>(
         &mut self,
@@ -195,10 +208,10 @@ impl Saver {
         target: &Target,
         options: &SaveOptions,
     ) -> Result<(WriteBatch<'s>, Arc<OpenTarget>), CheckpointError> {
-        let (plan, metadata) = plan_save(&mut *self.planner, state, &*self.gang)?;
+        let (plan, metadata) = self.plan(state)?;
         let redistributed = redistribute(&plan, state, &self.gang)?;
         let batch = WriteBatch::new(&*self.planner, state, &plan, redistributed);
-        let batch = collective_result(&*self.gang, batch)?;
+        let batch = collective_result(&*self.gang, batch.map_err(|error| self.calls().blame(error)))?;
         let opened = OpenTarget::open(target, &batch, &metadata, options, &*self.gang)?;
         Ok((batch, Arc::new(opened)))
     }

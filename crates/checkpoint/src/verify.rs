@@ -2,14 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use weightloom_gang::{Gang, GangError};
 
 use crate::chunk_sums::ChunkSums;
+use crate::collective_result;
 use crate::error::CheckpointError;
 use crate::formats::Source;
-use crate::manifest::{EntryKind, MANIFEST_FILE, Manifest, digest_of};
+use crate::index::Index;
+use crate::manifest::{EntryKind, MANIFEST_FILE, Manifest, ManifestTensor, digest_of};
 use crate::observer::Observer;
+use crate::state::Section;
 use crate::stats::totals;
 
 /// A chunk of a tensor whose elements differ from those saved.
@@ -147,4 +151,31 @@ pub fn verify(source: &Source, observer: &dyn Observer) -> Result<VerifyReport, 
         [] => Ok(verified),
         _ => Err(CheckpointError::Damaged(Damage { chunks: damage })),
     }
+}
+
+/// Compares the model's tensors with their checksums, if there are any, each on one
+/// of the ranks. Every rank of the gang.
+pub fn verify_model(
+    source: &Source,
+    gang: &dyn Gang,
+    observer: &dyn Observer,
+) -> Result<(), CheckpointError> {
+    let Some(manifest) = &source.manifest else { return Ok(()) };
+    let is_model =
+        |tensor: &ManifestTensor| tensor.section == Section::Model && tensor.kind == EntryKind::Tensor;
+    let model = manifest.tensors.iter().filter(|(_, tensor)| is_model(tensor)).enumerate();
+    let own: BTreeMap<_, _> = model
+        .filter(|(number, _)| number % gang.size() == gang.rank())
+        .map(|(_, (name, tensor))| (name.clone(), tensor.clone()))
+        .collect();
+    let tensors = source.index.tensors().iter().filter(|(name, _)| own.contains_key(*name));
+    let tensors = tensors.map(|(name, entry)| (name.clone(), entry.clone())).collect();
+    let index = Index::new(source.index.format(), source.index.files().to_vec(), tensors);
+    let verified = index.map_err(CheckpointError::from).and_then(|index| {
+        let manifest = Manifest { tensors: own, assets: BTreeMap::new(), ..Manifest::clone(manifest) };
+        let part = Source { index: Arc::new(index), manifest: Some(Arc::new(manifest)), ..source.clone() };
+        verify(&part, observer)
+    });
+    collective_result(gang, verified)?;
+    Ok(())
 }

@@ -153,6 +153,23 @@ impl Node {
         self
     }
 
+    /// The value of a full key, if it exists.
+    pub fn get(&self, path: &str) -> Option<&Self> {
+        path.split('.').try_fold(self, |node, part| match &node.content {
+            Content::Map(map) => map.iter().rev().find(|entry| entry.key == part).map(|entry| &entry.value),
+            Content::List(list) => list.get(part.parse::<usize>().ok()?),
+            _ => None,
+        })
+    }
+
+    /// The string of a full key, if it is one.
+    pub fn text_of(&self, path: &str) -> Option<&str> {
+        match &self.get(path)?.content {
+            Content::String { text, .. } => Some(text),
+            _ => None,
+        }
+    }
+
     /// The mark of a full key, or of the nearest enclosing key that exists.
     pub fn mark_of(&self, path: &str) -> Mark {
         let (mut node, mut mark) = (self, self.mark);

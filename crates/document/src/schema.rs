@@ -81,6 +81,23 @@ impl Section {
         self.keys.iter().find(|key| key.name == name)
     }
 
+    /// Finds a key by its full name, as in `train.optimizer.lr`, to change what it
+    /// accepts: the names of a registry, or the keys that one of them adds.
+    pub fn key_mut(&mut self, path: &str) -> Option<&mut Key> {
+        let (first, rest) = match path.split_once('.') {
+            Some((first, rest)) => (first, Some(rest)),
+            None => (path, None),
+        };
+        let key = self.keys.iter_mut().find(|key| key.name == first)?;
+        match rest {
+            None => Some(key),
+            Some(rest) => match &mut key.kind {
+                Kind::Section(section) => section.key_mut(rest),
+                _ => None,
+            },
+        }
+    }
+
     /// The full keys of this section and of all sections in it.
     pub fn paths(&self) -> Vec<String> {
         let mut all = Vec::new();

@@ -9,15 +9,15 @@ use std::error::Error;
 use std::sync::Arc;
 
 use weightloom_dtensor::{
-    Call, DFunction, DTensor, DTensorError, DistContext, DistOptions, DistributedOp, Registry, Rule, Value,
-    apply, backward,
+    Call, DFunction, DTensor, DTensorError, DistContext, DistOptions, DistributedOp, Meta, Registry, Rule,
+    backward,
 };
 use weightloom_gang::{Gang, GangOptions, threads};
 use weightloom_layout::{DType, Layout, Mesh, Placement, Shape};
 use weightloom_tensor::{Context, Function, Stream, Tensor, TensorError};
 
 /// What happens on one rank. It knows nothing of the others.
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 struct WeightedSoftplus;
 
 impl Function for WeightedSoftplus {
@@ -53,6 +53,11 @@ impl DFunction for WeightedSoftplus {
     fn op_name(&self) -> Option<&'static str> {
         Some("weighted_softplus")
     }
+
+    /// The result has the shape of the first operand.
+    fn meta(&self, operands: &[(Shape, DType)]) -> Result<Meta, TensorError> {
+        Ok(Meta::Outputs(vec![operands[0].clone()]))
+    }
 }
 
 /// What that means for distributed tensors: rows and columns may be sharded. A
@@ -83,10 +88,7 @@ fn on_rank(gang: Arc<dyn Gang>, rows: Placement) -> Result<[Vec<f64>; 3], DTenso
     };
     let x = draw(&[5, 3], Layout::new(mesh, &[rows])?, 1)?.requires_grad();
     let weight = draw(&[3], Layout::replicated(mesh), 2)?.requires_grad();
-    let results = apply(&WeightedSoftplus, &[Value::from(x.clone()), Value::from(weight.clone())])?;
-    let Some(Value::Distributed(y)) = results.into_iter().next() else {
-        return Err(DTensorError::ResultCount { op: "weighted_softplus", found: 0, expected: 1 });
-    };
+    let y = DTensor::apply(&WeightedSoftplus, &[&x, &weight])?.remove(0);
     println!("rank {}: {y:?}, here {}", dist.rank(), y.to_local().shape());
     let whole = y.detach().full_tensor()?.to_vec()?;
     let gradients = backward([(y, None)])?;

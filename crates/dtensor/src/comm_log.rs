@@ -40,7 +40,7 @@ pub struct CommRecord {
     pub cause: Cause,
     /// The name of the collective, such as `all-gather`.
     pub collective: &'static str,
-    /// The mesh axis it ran along.
+    /// The mesh axis it ran along; `*` from one mesh to another.
     pub axis: &'static str,
     /// Bytes that this rank received.
     pub bytes: u64,

@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use weightloom_layout::{DType, Layout, Shape};
-use weightloom_tensor::{Device, Tensor, TensorError, no_grad, uncounted};
+use weightloom_tensor::{Device, Tensor, TensorError, catch_panic, no_grad, uncounted};
 
 use crate::comm_log::Pass;
 use crate::dist_context::DistContext;
 use crate::dtensor::DTensor;
 use crate::error::{DTensorError, Result};
+use crate::function::AnyFunction;
 use crate::redistribute::Axes;
 use crate::registry::Call;
 use crate::spec::DTensorSpec;
@@ -95,7 +96,29 @@ pub(crate) struct Op<'a> {
 /// The local computation of an operation.
 pub(crate) type Local<'a> = &'a dyn Fn(&[Tensor], Scope<'_>) -> Result<Vec<Tensor>, TensorError>;
 
+/// Dispatches a built-in operation.
 pub(crate) fn dispatch(op: &Op<'_>, inputs: &[&DTensor], local: Local<'_>) -> Result<Vec<DTensor>> {
+    let (dist, key) = prepare(op, inputs)?;
+    let decision = dist.cache().decision(key, || decide(op, None, dist, inputs, local))?;
+    run(op, dist, inputs, &decision, local)
+}
+
+/// Dispatches a user's function, whose decisions depend on its arguments too.
+pub(crate) fn dispatch_function(
+    op: &Op<'_>,
+    function: &dyn AnyFunction,
+    inputs: &[&DTensor],
+    local: Local<'_>,
+) -> Result<Vec<DTensor>> {
+    let (dist, key) = prepare(op, inputs)?;
+    let decide = || decide(op, Some(function), dist, inputs, local);
+    let decision = dist.cache().function_decision(key, function, decide)?;
+    run(op, dist, inputs, &decision, local)
+}
+
+/// The common context of the operands, and the key of the decision.
+#[inline]
+fn prepare<'a>(op: &Op<'_>, inputs: &[&'a DTensor]) -> Result<(&'a Arc<DistContext>, DecisionKey)> {
     let Some(first) = inputs.first() else {
         return Err(DTensorError::Rule { op: op.name, reason: "there are no operands".to_owned() });
     };
@@ -108,7 +131,18 @@ pub(crate) fn dispatch(op: &Op<'_>, inputs: &[&DTensor], local: Local<'_>) -> Re
     if inputs.iter().any(|input| !Arc::ptr_eq(input.dist(), dist)) {
         return Err(DTensorError::Contexts { op: op.name });
     }
-    let decision = dist.cache().decision(key, || decide(op, dist, inputs, local))?;
+    Ok((dist, key))
+}
+
+/// Runs the local computation on operands in the decided layouts.
+#[inline]
+fn run(
+    op: &Op<'_>,
+    dist: &Arc<DistContext>,
+    inputs: &[&DTensor],
+    decision: &Decision,
+    local: Local<'_>,
+) -> Result<Vec<DTensor>> {
     dist.check_implicit(op.name, &decision.implicit)?;
     let nan_check = inputs.iter().find_map(|input| input.nan_check());
     let mut locals: SmallVec<[Tensor; 4]> = SmallVec::new();
@@ -123,7 +157,7 @@ pub(crate) fn dispatch(op: &Op<'_>, inputs: &[&DTensor], local: Local<'_>) -> Re
             )?
         });
     }
-    let results = local(&locals, Scope::Local(&decision))?;
+    let results = local(&locals, Scope::Local(decision))?;
     if results.len() != decision.outputs.len() {
         let (found, expected) = (results.len(), decision.outputs.len());
         return Err(DTensorError::ResultCount { op: op.name, found, expected });
@@ -150,7 +184,13 @@ pub(crate) fn dispatch_one(op: &Op<'_>, inputs: &[&DTensor], local: Local<'_>) -
     results.pop().filter(|_| found == 1).ok_or(DTensorError::ResultCount { op: op.name, found, expected: 1 })
 }
 
-fn decide(op: &Op<'_>, dist: &Arc<DistContext>, inputs: &[&DTensor], local: Local<'_>) -> Result<Decision> {
+fn decide(
+    op: &Op<'_>,
+    function: Option<&dyn AnyFunction>,
+    dist: &Arc<DistContext>,
+    inputs: &[&DTensor],
+    local: Local<'_>,
+) -> Result<Decision> {
     let rule_of = dist.registry().get(op.name)?;
     let mesh = inputs[0].layout().mesh();
     if let Some(other) = inputs.iter().find(|input| input.layout().mesh() != mesh) {
@@ -168,8 +208,9 @@ fn decide(op: &Op<'_>, dist: &Arc<DistContext>, inputs: &[&DTensor], local: Loca
         Ok::<_, TensorError>(outputs.iter().map(|output| (output.shape().clone(), output.dtype())).collect())
     };
     let outputs: Vec<(Shape, DType)> = no_grad(|| uncounted(shapes))?;
-    let call = Call { op: op.name, inputs: &specs, outputs: &outputs, arguments: op.arguments };
-    let rule = rule_of.rule(&call)?;
+    let function = function.map(AnyFunction::as_any);
+    let call = Call { op: op.name, inputs: &specs, outputs: &outputs, arguments: op.arguments, function };
+    let rule = catch_panic(op.name, "rule", || rule_of.rule(&call))??;
     let choice = choose(&call, &rule, mesh)?;
     let mut implicit = Vec::new();
     let mut operands = SmallVec::new();

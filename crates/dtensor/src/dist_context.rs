@@ -212,4 +212,8 @@ impl DistContext {
     pub(crate) fn along(&self, mesh: Mesh, axis: usize) -> Result<AxisGroup> {
         self.groups.along(mesh, axis)
     }
+
+    pub(crate) fn over(&self, mesh: Mesh) -> Result<AxisGroup> {
+        self.groups.over(mesh)
+    }
 }

@@ -12,6 +12,7 @@ use crate::dist_context::{DistContext, locked};
 use crate::error::{DTensorError, Result};
 use crate::nan_check::NanCheck;
 use crate::parameter::{GradientSlot, Release, Role};
+use crate::redistribute::between_meshes::between_meshes;
 use crate::redistribute::{Axes, Request};
 use crate::spec::DTensorSpec;
 
@@ -136,11 +137,15 @@ impl DTensor {
     /// A parameter as a computation uses it: in another dtype and another
     /// layout, usually gathered. Takes the [prefetched](Self::prefetch) form if
     /// there is one. With [`Release::AfterUse`] the tape does not keep the
-    /// gathered form but gathers it again where a gradient needs it.
+    /// gathered form but gathers it again where a gradient needs it; on another mesh
+    /// it keeps it.
     pub fn used(&self, layout: Layout, dtype: DType, release: Release) -> Result<Self> {
         let Inner { local, spec, dist, nan_check, .. } = &*self.0;
         if layout == spec.layout() && dtype == spec.dtype() {
             return Ok(self.clone());
+        }
+        if layout.mesh() != spec.layout().mesh() {
+            return self.used(spec.layout(), dtype, release)?.redistribute(layout);
         }
         let target = dist.spec(layout, spec.shape(), dtype)?;
         let request = Request {
@@ -241,7 +246,13 @@ impl DTensor {
 
     /// The same tensor in another layout, by the cheapest plan. Gradients are
     /// redistributed back.
+    ///
+    /// The layout may be on another mesh of the same ranks: another shape, other axes,
+    /// another order.
     pub fn redistribute(&self, layout: Layout) -> Result<Self> {
+        if layout.mesh() != self.layout().mesh() {
+            return between_meshes("redistribute", self, layout);
+        }
         self.redistribute_for("redistribute", layout, self.nan_check())
     }
 

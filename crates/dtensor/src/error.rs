@@ -27,6 +27,8 @@ pub enum DTensorError {
     DuplicateOp { name: String },
     #[error("{op} cannot combine tensors on different meshes: {first} and {other}")]
     Meshes { op: &'static str, first: Layout, other: Layout },
+    #[error("{op} cannot go from {from} to {to}: rank {rank} is in only one of the meshes")]
+    MeshRanks { op: &'static str, rank: usize, from: Layout, to: Layout },
     #[error("{op} cannot combine tensors of different contexts")]
     Contexts { op: &'static str },
     #[error(
@@ -81,6 +83,11 @@ impl Hint for DTensorError {
             Self::DuplicateOp { .. } => Some("rename one of the two operations".to_owned()),
             Self::PendingOutput { .. } => Some("redistribute the output first".to_owned()),
             Self::Meshes { .. } => Some("redistribute one of them first".to_owned()),
+            Self::MeshRanks { .. } => Some("use a mesh of the same ranks, in any order".to_owned()),
+            Self::LocalShape { op: "from_local", .. } | Self::LocalDType { op: "from_local", .. } => None,
+            Self::LocalShape { op, .. } | Self::LocalDType { op, .. } | Self::ResultCount { op, .. } => {
+                Some(format!("make `forward`, `meta` and the sharding rule of `{op}` agree"))
+            }
             Self::ImplicitRedistribution { .. } => {
                 Some("redistribute the operands first, or use `RedistributeMode::Implicit`".to_owned())
             }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use weightloom_tensor::{Gradients, Tensor};
+use weightloom_tensor::{Gradients, Tape, Tensor};
 
 use crate::dtensor::DTensor;
 use crate::error::{DTensorError, Result};
@@ -34,6 +34,18 @@ impl DGradients {
 /// Computes the gradients of outputs with respect to every parameter they depend
 /// on. The gradient of an output defaults to ones. All ranks call this together.
 pub fn backward(outputs: impl IntoIterator<Item = (DTensor, Option<DTensor>)>) -> Result<DGradients> {
+    backward_with(outputs, Tape::Free)
+}
+
+/// As [`backward`], and says what stays of the tape.
+///
+/// With [`Tape::Retain`], each pass adds to the gradients that accumulate in trained
+/// parameters. With [`Tape::Record`], differentiating a gradient whose operands were
+/// redistributed is an error.
+pub fn backward_with(
+    outputs: impl IntoIterator<Item = (DTensor, Option<DTensor>)>,
+    tape: Tape,
+) -> Result<DGradients> {
     let mut locals = Vec::new();
     for (output, gradient) in outputs {
         let layout = gradient_layout(output.layout(), Axes::default())?;
@@ -44,8 +56,8 @@ pub fn backward(outputs: impl IntoIterator<Item = (DTensor, Option<DTensor>)>) -
         let gradient = match gradient {
             Some(gradient) => {
                 gradient.check_gradient_of("backward", &output)?;
-                let local =
-                    gradient.redistribute_for("backward", layout, gradient.nan_check())?.to_local().detach();
+                let moved = gradient.redistribute_for("backward", layout, gradient.nan_check())?;
+                let local = moved.to_local().clone();
                 if share == 1.0 { local } else { local.scale(share)? }
             }
             None => {
@@ -55,7 +67,7 @@ pub fn backward(outputs: impl IntoIterator<Item = (DTensor, Option<DTensor>)>) -
         };
         locals.push((output.to_local().clone(), Some(gradient)));
     }
-    Ok(DGradients(weightloom_tensor::backward(locals)?))
+    Ok(DGradients(weightloom_tensor::backward_with(locals, tape)?))
 }
 
 impl DTensor {

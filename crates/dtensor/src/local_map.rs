@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use weightloom_layout::{Layout, Placement, Shape};
-use weightloom_tensor::{Tensor, TensorError};
+use weightloom_tensor::{Tensor, TensorError, catch_panic};
 
 use crate::dtensor::DTensor;
 use crate::error::{DTensorError, Result};
@@ -15,7 +15,7 @@ use crate::redistribute::Axes;
 /// Gradients flow back through `work`. Where results are sharded or pending along
 /// an axis, each rank counts as having used replicated operands for its part of
 /// the work, so that their gradients are summed. So along one axis either all
-/// results are replicated or none is.
+/// results are replicated or none is. A panic in `work` is an error that names `op`.
 pub fn local_map(
     op: &'static str,
     operands: &[(&DTensor, Layout)],
@@ -54,7 +54,7 @@ pub fn local_map(
         }
         locals.push(operand.redistribute_for(op, *layout, nan_check)?.lifted(op, lifted, nan_check)?);
     }
-    let made = work(&locals)?;
+    let made = catch_panic(op, "local_map", || work(&locals))??;
     if made.len() != results.len() {
         return Err(DTensorError::ResultCount { op, found: made.len(), expected: results.len() });
     }

@@ -131,6 +131,10 @@ impl DTensor {
         let Some(slot) = self.slot().filter(|_| background.is_some() || dist.gang().is_none()) else {
             return Ok(());
         };
+        // The background thread has the gangs of the parameter's own mesh.
+        if layout.mesh() != self.layout().mesh() {
+            return Ok(());
+        }
         let plan = dist.plan(self.layout(), layout, self.shape(), dtype)?;
         if plan.collectives() == 0 || locked(&slot.prefetched).is_some() {
             return Ok(());

@@ -8,6 +8,7 @@ use weightloom_layout::{DType, Layout, LayoutError, Plan, PlanError, Prices, Sha
 use crate::dispatch::{Decision, DecisionKey};
 use crate::dist_context::locked;
 use crate::error::Result;
+use crate::function::AnyFunction;
 use crate::spec::DTensorSpec;
 
 /// Tensor specs, redistribution plans and dispatch decisions of one rank.
@@ -19,7 +20,19 @@ struct Tables {
     specs: FxHashMap<(Layout, Shape, DType), Arc<DTensorSpec>>,
     plans: FxHashMap<(Layout, Layout, Shape, DType), Arc<Plan>>,
     decisions: FxHashMap<DecisionKey, Arc<Decision>>,
+    function_decisions: FxHashMap<DecisionKey, Vec<FunctionDecision>>,
 }
+
+/// A decision for a user's function with certain arguments.
+struct FunctionDecision {
+    function: Arc<dyn AnyFunction>,
+    decision: Arc<Decision>,
+}
+
+/// The most decisions that are kept for one operation on one combination of
+/// operands. A function with an argument that changes in every step has no use for
+/// old ones.
+const MAX_FUNCTION_DECISIONS: usize = 32;
 
 impl PlanCache {
     /// The interned spec: equal specs have one address.
@@ -72,9 +85,39 @@ impl PlanCache {
         Ok(decision)
     }
 
+    /// As [`decision`](Self::decision), for a user's function: its arguments are part
+    /// of the key, and are compared rather than hashed, because most have floats.
+    pub(crate) fn function_decision(
+        &self,
+        key: DecisionKey,
+        function: &dyn AnyFunction,
+        decide: impl FnOnce() -> Result<Decision>,
+    ) -> Result<Arc<Decision>> {
+        // Compare outside the lock: `==` is the user's code.
+        let known: Vec<(Arc<dyn AnyFunction>, Arc<Decision>)> = locked(&self.0)
+            .function_decisions
+            .get(&key)
+            .map(|list| list.iter().map(|it| (Arc::clone(&it.function), Arc::clone(&it.decision))).collect())
+            .unwrap_or_default();
+        if let Some((_, decision)) = known.into_iter().find(|(known, _)| known.same(function)) {
+            return Ok(decision);
+        }
+        let decision = Arc::new(decide()?);
+        let made = FunctionDecision { function: function.shared(), decision: Arc::clone(&decision) };
+        let mut tables = locked(&self.0);
+        let list = tables.function_decisions.entry(key).or_default();
+        if list.len() == MAX_FUNCTION_DECISIONS {
+            list.remove(0);
+        }
+        list.push(made);
+        Ok(decision)
+    }
+
     /// The names of all operations with a decision, sorted.
     pub(crate) fn operations(&self) -> Vec<&'static str> {
-        let mut names: Vec<&'static str> = locked(&self.0).decisions.keys().map(DecisionKey::op).collect();
+        let tables = locked(&self.0);
+        let keys = tables.decisions.keys().chain(tables.function_decisions.keys());
+        let mut names: Vec<&'static str> = keys.map(DecisionKey::op).collect();
         names.sort_unstable();
         names.dedup();
         names

@@ -7,6 +7,7 @@
 //! axis: its value stays the same, and the gradients that arrive are shares of a
 //! sum.
 
+pub(crate) mod between_meshes;
 pub(crate) mod local;
 
 use std::sync::{Arc, Mutex};
@@ -152,6 +153,10 @@ impl Function for Redistribute {
                 Ok(vec![None])
             }
         }
+    }
+
+    fn is_linear(&self, _: &Context) -> bool {
+        true
     }
 }
 

@@ -1,5 +1,6 @@
 //! The registry of sharding rules.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
@@ -9,6 +10,7 @@ use weightloom_tensor::Tensor;
 
 use crate::dist_context::DistContext;
 use crate::error::{DTensorError, Result};
+use crate::function::DFunction;
 use crate::ops;
 use crate::rule::Rule;
 use crate::spec::DTensorSpec;
@@ -24,6 +26,14 @@ pub struct Call<'a> {
     pub outputs: &'a [(Shape, DType)],
     /// Other values that the rule depends on.
     pub arguments: &'a [u64],
+    pub(crate) function: Option<&'a (dyn Any + Send + Sync)>,
+}
+
+impl<'a> Call<'a> {
+    /// The user's function that is applied, if it is of this type.
+    pub fn function<F: DFunction>(&self) -> Option<&'a F> {
+        self.function?.downcast_ref()
+    }
 }
 
 /// The sharding rule of an operation.
@@ -52,6 +62,14 @@ pub struct LocalCall<'a> {
     pub inputs: &'a [&'a DTensorSpec],
     /// The specs of the results.
     pub outputs: &'a [&'a DTensorSpec],
+    pub(crate) function: &'a (dyn Any + Send + Sync),
+}
+
+impl<'a> LocalCall<'a> {
+    /// The user's function that is applied, if it is of this type.
+    pub fn function<F: DFunction>(&self) -> Option<&'a F> {
+        self.function.downcast_ref()
+    }
 }
 
 /// A built-in rule.

@@ -1,4 +1,4 @@
-//! Loading of PEFT and MLX adapters for a decoder.
+//! Loading of PEFT and MLX adapters for a model.
 //!
 //! An adapter names modules like the published model. The key mapping of the
 //! model's weights applies to its matrices too: where a rule splits a weight,
@@ -14,7 +14,7 @@ use weightloom_checkpoint::{
 };
 use weightloom_errors::Hint;
 use weightloom_layout::{DType, Region};
-use weightloom_nn::{Adapter, Decoder, NnError};
+use weightloom_nn::{Adapter, Model, NnError};
 use weightloom_tensor::{HostMemory, Tensor};
 
 use crate::config::{ConfigError, ConfigValue, Fields};
@@ -261,10 +261,10 @@ fn pattern_fits(pattern: &str, name: &str) -> bool {
     pattern.len() == name.len() && pattern.iter().zip(&name).all(|(a, b)| *a == "{}" || a == b)
 }
 
-/// Loads an adapter for a decoder. Called by every rank that holds a part of it.
+/// Loads an adapter for a model. Called by every rank that holds a part of it.
 pub fn load_adapter(
     source: &Source,
-    decoder: &Decoder,
+    model: &dyn Model,
     family: &dyn AnyFamily,
     config: &Map<String, Value>,
     observer: &dyn Observer,
@@ -283,7 +283,7 @@ pub fn load_adapter(
     }
     let about = |problem| HubError::Config { about: "base model".to_owned(), problem };
     let keys = family.keys(config, &tensors.changed_weights(index)?).map_err(about)?;
-    let dtype = match decoder.parameters().first() {
+    let dtype = match model.parameters().first() {
         Some((_, value)) if value.dtype() == DType::F64 => DType::F64,
         _ => DType::F32,
     };
@@ -296,8 +296,8 @@ pub fn load_adapter(
         Ok(memory.into_tensor())
     };
     let mut adapter = Adapter::new();
-    let stage: BTreeSet<&str> = decoder.parameters().iter().map(|(name, _)| name.as_str()).collect();
-    let whole_model = decoder.stage().is_first() && decoder.stage().is_last();
+    let stage: BTreeSet<&str> = model.parameters().iter().map(|(name, _)| name.as_str()).collect();
+    let whole_model = model.stage().is_first() && model.stage().is_last();
     // Modules of other pipeline stages.
     let elsewhere = |name: &str| !whole_model && !stage.contains(name);
     for (module, parts) in &tensors.modules {
@@ -332,13 +332,13 @@ pub fn load_adapter(
             let b = values(&b)?;
             let bias = bias.map(|entry| values(&entry)).transpose()?;
             let magnitude = magnitude.map(|entry| values(&entry)).transpose()?;
-            adapter.add(decoder, own, [&a, &b], bias.as_ref(), magnitude.as_ref(), scale)?;
+            adapter.add(model, own, [&a, &b], bias.as_ref(), magnitude.as_ref(), scale)?;
         }
     }
     for (name, entry) in &tensors.replaced {
         for (name, entry) in apply_keys(&keys, index, name, entry)? {
             if !elsewhere(&name) {
-                adapter.replace(decoder, &name, &values(&entry)?)?;
+                adapter.replace(model, &name, &values(&entry)?)?;
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 use weightloom_errors::{Hint, did_you_mean, nearest};
+use weightloom_nn::NnError;
 
 /// An invalid or unsupported configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -20,6 +21,18 @@ pub enum ConfigError {
     NotSupported { key: String, found: String, supported: String },
     #[error(transparent)]
     Decoder(#[from] weightloom_nn::ConfigError),
+    #[error(transparent)]
+    Model(Box<NnError>),
+}
+
+impl ConfigError {
+    /// An error of a model definition.
+    pub(crate) fn from_model(error: NnError) -> Self {
+        match error {
+            NnError::Config(error) => Self::Decoder(error),
+            other => Self::Model(Box::new(other)),
+        }
+    }
 }
 
 impl Hint for ConfigError {
@@ -28,6 +41,7 @@ impl Hint for ConfigError {
             Self::UnknownKey { near, .. } => did_you_mean(near.as_deref()),
             Self::NotSupported { supported, .. } => Some(format!("use one of: {supported}")),
             Self::Decoder(error) => error.hint(),
+            Self::Model(error) => error.hint(),
             _ => None,
         }
     }
@@ -83,6 +97,7 @@ plain_values! {
     bool: "true or false", Value::as_bool;
     String: "a string", |value| value.as_str().map(str::to_owned);
     Vec<usize>: "a list of integers", |value| value.as_array()?.iter().map(usize::from_json).collect();
+    Vec<f64>: "a list of numbers", |value| value.as_array()?.iter().map(Value::as_f64).collect();
     Vec<String>: "a list of strings", |value| value.as_array()?.iter().map(String::from_json).collect();
     Map<String, Value>: "a map", |value| value.as_object().cloned();
 }

@@ -65,6 +65,8 @@ pub enum HubError {
     Incompatible { location: String, mismatch: CheckpointMismatch },
     #[error("{about}: {problem}")]
     Config { about: String, problem: ConfigError },
+    #[error("models of family {family} are not `{expected}`, as the family says")]
+    ModelType { family: String, expected: &'static str },
     #[error(transparent)]
     Family(#[from] FamilyError),
     #[error(transparent)]
@@ -91,7 +93,7 @@ impl Hint for HubError {
             }
             Self::SentenceEncoder(error) => error.hint(),
             Self::NoConfig { .. } => Some("add the model's `config.json`, or write a card".to_owned()),
-            Self::NotJson { .. } | Self::TokenizerCycle { .. } => None,
+            Self::NotJson { .. } | Self::TokenizerCycle { .. } | Self::ModelType { .. } => None,
             Self::NoChatTemplate => {
                 Some("use a plain prompt, or the instruct version of the model".to_owned())
             }

@@ -12,7 +12,7 @@ use weightloom_checkpoint::{
 use weightloom_files::{StagingFolder, WriteError};
 use weightloom_gang::{GangOptions, solo};
 use weightloom_layout::{DType, Region};
-use weightloom_nn::{Decoder, NnError, merge_adapter};
+use weightloom_nn::{self as nn, NnError, merge_adapter};
 
 use crate::error::HubError;
 use crate::family::AnyFamily;
@@ -60,7 +60,7 @@ pub fn export(
                 |name: &&String| *name != "rope_freqs.weight" && !belongs_to_training(model.source(), name);
             let mut source = model.source().clone();
             let mut only = source.index.tensors().keys().filter(wanted).cloned().collect();
-            let back = if model.has_decoder_names()? { published_names(model)? } else { KeyMap::default() };
+            let back = if model.has_own_names()? { published_names(model)? } else { KeyMap::default() };
             if !back.rules.is_empty() {
                 let training: Vec<KeyRule> = (source.index.tensors().keys())
                     .filter(|name| belongs_to_training(model.source(), name))
@@ -74,27 +74,27 @@ pub fn export(
         }
         Some((folder, scale)) => {
             let load = ModelLoadOptions { dtype: options.dtype, ..ModelLoadOptions::default() };
-            let decoder = model.load(&load, observer)?.decoder;
-            let adapter = model.adapter(&decoder, &Source::open(folder)?, observer)?;
-            save_decoder(model, &merge_adapter(&decoder, &adapter, *scale)?, target, observer)
+            let loaded = model.load(&load, observer)?.model;
+            let adapter = model.adapter(&*loaded, &Source::open(folder)?, observer)?;
+            save_model(model, &*merge_adapter(&*loaded, &adapter, *scale)?, target, observer)
         }
     }
 }
 
-/// Writes a decoder of a model's family as a Hugging Face folder with published
-/// names. This rank must hold the whole decoder.
-pub fn save_decoder(
+/// Writes a model as a Hugging Face folder with the published names of its family.
+/// This rank must hold the whole model.
+pub fn save_model(
     model: &Model,
-    decoder: &Decoder,
+    trained: &dyn nn::Model,
     target: &Path,
     observer: &dyn Observer,
 ) -> Result<ConvertReport, HubError> {
     let mut config = model.config().clone();
     let tied = "tie_word_embeddings";
     if config.contains_key(tied) {
-        config.insert(tied.to_owned(), Value::Bool(decoder.config().head.tied));
+        config.insert(tied.to_owned(), Value::Bool(trained.definition().tied_parameter().is_some()));
     }
-    let dtype = decoder.parameters().first().map(|(_, value)| value.dtype());
+    let dtype = trained.parameters().first().map(|(_, value)| value.dtype());
     let back = published_names(model)?;
     // Beside the target, to be on the same file system. It has a unique name,
     // and goes in any case.
@@ -105,7 +105,7 @@ pub fn save_decoder(
     });
     let staging = staging.map_err(weightloom_checkpoint::CheckpointError::from)?;
     let folder = staging.path().join("parameters");
-    write_parameters(decoder, &folder)?;
+    write_parameters(trained, &folder)?;
     let source = Source::open(&folder)?;
     let source = if back.rules.is_empty() { source } else { source.with_keys(&back)? };
     let save = SaveOptions {
@@ -117,17 +117,17 @@ pub fn save_decoder(
     Ok(convert(&source, &Target::Folder(target.to_owned()), &convert_options, observer)?)
 }
 
-/// Mapping from the decoder's names to published ones.
+/// Mapping from the model's names to published ones.
 fn published_names(model: &Model) -> Result<KeyMap, HubError> {
-    let keys = model.published_keys()?;
-    let rules = keys.rules.into_iter().filter(|rule| !matches!(rule, KeyRule::Drop { .. })).collect();
-    let back = KeyMap { rules }.inverse();
-    Ok(back.map_err(weightloom_checkpoint::CheckpointError::from)?)
+    let specs = model.definition()?.all_parameters();
+    let shapes = specs.into_iter().map(|spec| (spec.name, spec.shape)).collect();
+    let keys = model.published_keys()?.with_sizes_of(&model.source().index);
+    Ok(keys.inverse_for(&shapes).map_err(weightloom_checkpoint::CheckpointError::from)?)
 }
 
-fn write_parameters(decoder: &Decoder, folder: &Path) -> Result<(), HubError> {
-    let mut all: Vec<(String, TensorSpec, Vec<u8>)> = Vec::with_capacity(decoder.parameters().len());
-    for (name, value) in decoder.parameters() {
+fn write_parameters(model: &dyn nn::Model, folder: &Path) -> Result<(), HubError> {
+    let mut all: Vec<(String, TensorSpec, Vec<u8>)> = Vec::with_capacity(model.parameters().len());
+    for (name, value) in model.parameters() {
         let bytes = value.to_local().read_host(<[u8]>::to_vec).map_err(NnError::from)?;
         let sharding = weightloom_checkpoint::Sharding::Region(Region::whole(value.shape()));
         all.push((
@@ -219,6 +219,25 @@ pub fn config_file(family: &dyn AnyFamily, config: &Map<String, Value>, dtype: D
     json(&Value::Object(published_config(family, Map::new(), config, Some(dtype))))
 }
 
+/// The `config.json` of a model that was trained from another, whose other keys it
+/// keeps.
+pub fn config_file_from(
+    base: &Model,
+    config: &Map<String, Value>,
+    dtype: DType,
+) -> Result<Vec<u8>, HubError> {
+    let family = &**base.family();
+    let mut own = crate::model::own_config(base.source())?.unwrap_or_default();
+    // A family may read weights of other types.
+    let is_own =
+        |value: &Value| value.as_str().is_some_and(|name| family.model_types().iter().any(|own| own == name));
+    if !own.get("model_type").is_some_and(is_own) {
+        own.remove("model_type");
+        own.remove("architectures");
+    }
+    Ok(json(&Value::Object(published_config(family, own, config, Some(dtype)))))
+}
+
 /// The checkpoint's own configuration, updated, for other programs.
 fn published_config(
     family: &dyn AnyFamily,
@@ -227,9 +246,14 @@ fn published_config(
     dtype: Option<DType>,
 ) -> Map<String, Value> {
     let mut published = own;
+    // Leave out new keys without a value, unless they would then get a default one.
+    let given = config.iter().filter(|(_, value)| !value.is_null());
+    let defaults = family.complete(&given.map(|(key, value)| (key.clone(), value.clone())).collect());
+    let has_default = |key: &str| {
+        defaults.as_ref().is_ok_and(|defaults| defaults.get(key).is_some_and(|value| !value.is_null()))
+    };
     for (key, value) in config {
-        // Leave out new keys without a value.
-        if published.contains_key(key) || !value.is_null() {
+        if published.contains_key(key) || !value.is_null() || has_default(key) {
             published.insert(key.clone(), value.clone());
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use weightloom_errors::{Hint, did_you_mean, nearest};
 
-use crate::family::{AnyFamily, SharedFamily};
+use crate::family::{AnyFamily, FamilyTypes, SharedFamily};
 
 /// Registry of model families, by name. Filled at program start; nothing
 /// registers itself.
@@ -27,8 +27,14 @@ pub enum FamilyError {
     ModelType { model_type: String, near: Option<String>, known: Vec<String> },
     #[error("missing key `model_type` in the configuration")]
     NoModelType,
+    #[error("model family `{name}` has {}, not {expected}", listed(found.as_ref()))]
+    Types { name: String, expected: FamilyTypes, found: Option<FamilyTypes> },
     #[error("model family `{family}` has no arch `{arch}`")]
     Arch { family: String, arch: String, near: Option<String>, known: Vec<String> },
+}
+
+fn listed(types: Option<&FamilyTypes>) -> String {
+    types.map_or_else(|| "no types, because a file describes it".to_owned(), ToString::to_string)
 }
 
 impl Hint for FamilyError {
@@ -43,6 +49,7 @@ impl Hint for FamilyError {
                 "use one of the types {}, or describe the family in a `model.yaml`",
                 known.join(", ")
             )),
+            Self::Types { .. } => Some("use the family type that was registered".to_owned()),
             Self::Duplicate { .. } => Some("rename one of them".to_owned()),
             Self::NoModelType => {
                 Some("add `model_type` to `config.json`, or write a card for the model".to_owned())

@@ -1,10 +1,12 @@
 //! Model families: their configurations and checkpoints.
 
+use std::any::{TypeId, type_name};
+use std::fmt;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use weightloom_checkpoint::{Index, KeyMap};
-use weightloom_nn::{DecoderConfig, Parallel};
+use weightloom_nn::{Model, Parallel, SharedDefinition};
 
 use crate::config::{ConfigError, FamilyConfig, Fields, apply_overrides};
 
@@ -13,6 +15,9 @@ use crate::config::{ConfigError, FamilyConfig, Fields, apply_overrides};
 pub trait Family: Send + Sync + 'static {
     /// Typed configuration.
     type Config: FamilyConfig;
+
+    /// Type of the models that [`definition`](Self::definition) builds.
+    type Model: Model;
 
     /// Name in cards.
     fn name(&self) -> &str;
@@ -28,10 +33,10 @@ pub trait Family: Send + Sync + 'static {
     /// Named presets of the configuration.
     fn archs(&self) -> Vec<(String, Self::Config)>;
 
-    /// The decoder of a configuration.
-    fn decoder(&self, config: &Self::Config) -> Result<DecoderConfig, ConfigError>;
+    /// The model of a configuration.
+    fn definition(&self, config: &Self::Config) -> Result<SharedDefinition, ConfigError>;
 
-    /// Mapping from the names in a published checkpoint to the decoder's
+    /// Mapping from the names in a published checkpoint to those of the model's
     /// parameters.
     fn keys(&self, _config: &Self::Config, _index: &Index) -> KeyMap {
         KeyMap::default()
@@ -63,12 +68,37 @@ pub trait AnyFamily: Send + Sync {
         config: &Map<String, Value>,
         overrides: &Map<String, Value>,
     ) -> Result<Map<String, Value>, ConfigError>;
-    /// The decoder of a configuration.
-    fn decoder(&self, config: &Map<String, Value>) -> Result<DecoderConfig, ConfigError>;
-    /// Mapping from the names in a checkpoint to the decoder's parameters.
+    /// The model of a configuration.
+    fn definition(&self, config: &Map<String, Value>) -> Result<SharedDefinition, ConfigError>;
+    /// Mapping from the names in a checkpoint to those of the model's parameters.
     fn keys(&self, config: &Map<String, Value>, index: &Index) -> Result<KeyMap, ConfigError>;
     /// Tensor-parallel sharding.
     fn parallel(&self) -> Parallel;
+    /// The types of the configuration and of the models; `None` for a family whose
+    /// configuration has no type.
+    fn types(&self) -> Option<FamilyTypes>;
+}
+
+/// The types of a family's configuration and models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FamilyTypes {
+    config: (TypeId, &'static str),
+    model: (TypeId, &'static str),
+}
+
+impl FamilyTypes {
+    pub(crate) fn of<F: Family>() -> Self {
+        Self {
+            config: (TypeId::of::<F::Config>(), type_name::<F::Config>()),
+            model: (TypeId::of::<F::Model>(), type_name::<F::Model>()),
+        }
+    }
+}
+
+impl fmt::Display for FamilyTypes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "configurations `{}` and models `{}`", self.config.1, self.model.1)
+    }
 }
 
 impl<F: Family> AnyFamily for F {
@@ -104,10 +134,10 @@ impl<F: Family> AnyFamily for F {
         self.complete(&apply_overrides(config, overrides)?)
     }
 
-    fn decoder(&self, config: &Map<String, Value>) -> Result<DecoderConfig, ConfigError> {
-        let decoder = Family::decoder(self, &F::Config::read(Fields::new(config))?)?;
-        decoder.check()?;
-        Ok(decoder)
+    fn definition(&self, config: &Map<String, Value>) -> Result<SharedDefinition, ConfigError> {
+        let definition = Family::definition(self, &F::Config::read(Fields::new(config))?)?;
+        definition.check().map_err(ConfigError::from_model)?;
+        Ok(definition)
     }
 
     fn keys(&self, config: &Map<String, Value>, index: &Index) -> Result<KeyMap, ConfigError> {
@@ -116,6 +146,10 @@ impl<F: Family> AnyFamily for F {
 
     fn parallel(&self) -> Parallel {
         Family::parallel(self)
+    }
+
+    fn types(&self) -> Option<FamilyTypes> {
+        Some(FamilyTypes::of::<F>())
     }
 }
 

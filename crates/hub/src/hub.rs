@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use serde_json::{Map, Value};
 use weightloom_checkpoint::storage::LocalStorage;
 use weightloom_checkpoint::{Observer, Source};
-use weightloom_nn::{Decoder, DecoderConfig};
+use weightloom_nn::Model as NnModel;
 
 use crate::cards::{AddressError, Card, CardError, CardStore, ModelAddress, Sums};
 use crate::config::ConfigError;
@@ -17,7 +17,7 @@ use crate::fetch::{
     Completeness, Expected, FetchError, FetchObserver, FetchSettings, FileChoice, HfRepo, fetch_repo,
     fetch_url,
 };
-use crate::load::{LoadedModel, ModelLoadOptions, new_decoder};
+use crate::load::{LoadedModel, ModelLoadOptions, new_model};
 use crate::locate::{LocateError, is_adapter, newest_checkpoint};
 use crate::model::{Files, Model, own_config};
 use crate::yaml_family::{YamlFamily, YamlFamilyError};
@@ -291,6 +291,25 @@ impl Hub {
 
     /// Resolves a model, downloads its files and reads its configuration.
     pub fn open(&self, name: &str, observer: &dyn FetchObserver) -> Result<Model, HubError> {
+        self.open_in_family(name, None, observer)
+    }
+
+    /// Opens a model as one of a family, whatever model type its configuration has.
+    pub fn open_as(
+        &self,
+        name: &str,
+        family: &SharedFamily,
+        observer: &dyn FetchObserver,
+    ) -> Result<Model, HubError> {
+        self.open_in_family(name, Some(family), observer)
+    }
+
+    fn open_in_family(
+        &self,
+        name: &str,
+        given: Option<&SharedFamily>,
+        observer: &dyn FetchObserver,
+    ) -> Result<Model, HubError> {
         let resolved = self.resolve(name)?;
         let fetched = self.fetch_resolved(&resolved, observer)?;
         let source = match &fetched.location {
@@ -299,14 +318,17 @@ impl Hub {
         };
         let own = own_config(&source)?;
         let family_of_card = resolved.card.as_ref().and_then(Card::model_family);
-        let (family, config) = match (resolved.known, &own, family_of_card) {
+        let known =
+            resolved.known.filter(|(family, _)| given.is_none_or(|given| given.name() == family.name()));
+        let (family, config) = match (known, &own, family_of_card) {
             (Some(known), _, _) => known,
             (None, Some(own), family) => {
-                let family = match family {
-                    Some(family) => self.family(family)?,
-                    None => self.family_of(own)?,
+                let family = match (given, family) {
+                    (Some(given), _) => Arc::clone(given),
+                    (None, Some(family)) => self.family(family)?,
+                    (None, None) => self.family_of(own)?,
                 };
-                let complete = match &resolved.card {
+                let complete = match resolved.card.as_ref().filter(|_| given.is_none()) {
                     Some(card) => self.card_config(card, &family, None, Some(own))?,
                     None => None,
                 };
@@ -439,12 +461,12 @@ impl Hub {
         arch: &str,
         seed: u64,
         options: &ModelLoadOptions,
-    ) -> Result<Decoder, HubError> {
+    ) -> Result<Box<dyn NnModel>, HubError> {
         let family = self.family(family)?;
         let config = arch_config(&*family, arch)?;
         let about = |problem| HubError::Config { about: format!("arch `{arch}`"), problem };
-        let decoder: DecoderConfig = family.decoder(&config).map_err(about)?;
-        new_decoder(&decoder, &family.parallel(), seed, options)
+        let definition = family.definition(&config).map_err(about)?;
+        new_model(&*definition, &family.parallel(), seed, options)
     }
 
     /// A card, which must be of a family.

@@ -33,11 +33,13 @@ pub use adapter::check_adapter_config;
 pub use adapter::{AdapterError, load_adapter};
 pub use config::{ConfigError, ConfigValue, FamilyConfig, Fields, apply_overrides};
 pub use error::{CheckpointMismatch, HubError};
-pub use export::{ExportOptions, config_file, export, save_decoder, text_files, text_files_of_folder};
+pub use export::{
+    ExportOptions, config_file, config_file_from, export, save_model, text_files, text_files_of_folder,
+};
 pub use families::{Families, FamilyError, arch_config};
-pub use family::{AnyFamily, Family, SharedFamily};
+pub use family::{AnyFamily, Family, FamilyTypes, SharedFamily};
 pub use hub::{FetchedModel, Hub, ModelLocation, ResolvedModel};
-pub use load::{LoadedModel, ModelLoadOptions, iter_parameters, load_decoder, meta_decoder, new_decoder};
+pub use load::{LoadedModel, ModelLoadOptions, iter_parameters, load_model, meta_model, new_model};
 pub use locate::{
     LocateError, LocateStep, LocatedCheckpoint, LocatedModel, adapter_folder, newest_checkpoint,
 };

@@ -1,4 +1,4 @@
-//! Loading of a decoder from a checkpoint, sharded over the ranks.
+//! Loading of a model from a checkpoint, sharded over the ranks.
 //!
 //! Each rank allocates and reads only its own shards, once. Missing keys,
 //! unexpected keys and wrong shapes are found before the first read, for all
@@ -19,7 +19,7 @@ use weightloom_errors::nearest;
 use weightloom_gang::{GangOptions, GangSizes, Gangs, solo};
 use weightloom_layout::{DType, Mesh, Region};
 use weightloom_nn::{
-    Decoder, DecoderConfig, Parallel, ParameterSpec, Plan, Stage, Usage, initial_values, parameters,
+    DecoderConfig, Model, ModelDefinition, ModelShard, Parallel, ParameterSpec, Plan, Stage, Usage,
 };
 use weightloom_tensor::{Device, HostMemory, Tensor};
 
@@ -44,7 +44,7 @@ pub struct ModelLoadOptions {
     pub stage: Option<Stage>,
     /// Intended use of the parameters.
     pub usage: Usage,
-    /// The context to share between several decoders.
+    /// The context to share between several models.
     pub dist: Option<Arc<DistContext>>,
 }
 
@@ -92,36 +92,40 @@ fn stage_mesh(gangs: &Gangs) -> Result<Mesh, HubError> {
 
 impl RankShard {
     fn new(
-        config: &DecoderConfig,
+        definition: &dyn ModelDefinition,
         parallel: &Parallel,
         options: &ModelLoadOptions,
     ) -> Result<Self, HubError> {
-        config.check().map_err(NnConfig)?;
+        definition.check()?;
         let gangs = options.effective_gangs()?;
         let stage = match &options.stage {
             Some(stage) => stage.clone(),
-            None => Stage::one_of(config.layers, gangs.pp.rank(), gangs.pp.size())?,
+            None => Stage::one_of(definition.layers(), gangs.pp.rank(), gangs.pp.size())?,
         };
-        let specs = parameters(config, &stage);
+        let specs = definition.parameters(&stage);
         let plan = Plan::new(parallel, &specs, stage_mesh(&gangs)?)?.with_usage(options.usage);
         let dist = options.dist.clone().unwrap_or_else(|| DistContext::new(Arc::clone(&gangs.root)));
         Ok(Self { gangs, dist, stage, plan, specs })
     }
-}
 
-/// Wraps an error of the decoder's options as one of the model.
-struct NnConfig(weightloom_nn::ConfigError);
-
-impl From<NnConfig> for HubError {
-    fn from(error: NnConfig) -> Self {
-        Self::Nn(error.0.into())
+    fn build(
+        self,
+        definition: &dyn ModelDefinition,
+        values: Vec<(String, DTensor)>,
+    ) -> Result<Box<dyn Model>, HubError> {
+        let Self { dist, stage, plan, specs, .. } = self;
+        Ok(definition.build(ModelShard::new(specs, stage, plan, dist, values)?)?)
     }
 }
 
 /// A checkpoint under the names of the model's parameters.
-fn with_model_names(source: &Source, keys: &KeyMap, config: &DecoderConfig) -> Result<Source, HubError> {
+fn with_model_names(
+    source: &Source,
+    keys: &KeyMap,
+    definition: &dyn ModelDefinition,
+) -> Result<Source, HubError> {
     let mut keys = keys.clone();
-    if config.head.tied {
+    if definition.downcast::<DecoderConfig>().is_some_and(|config| config.head.tied) {
         // Some files contain the embedding twice.
         keys.rules.push(KeyRule::Drop { key: "lm_head.weight".to_owned() });
     }
@@ -134,10 +138,14 @@ fn with_model_names(source: &Source, keys: &KeyMap, config: &DecoderConfig) -> R
 }
 
 /// A checkpoint under the model's names, checked against the model.
-fn checked_source(source: &Source, keys: &KeyMap, config: &DecoderConfig) -> Result<Source, HubError> {
+fn checked_source(
+    source: &Source,
+    keys: &KeyMap,
+    definition: &dyn ModelDefinition,
+) -> Result<Source, HubError> {
     let original = source;
-    let source = with_model_names(source, keys, config)?;
-    let mut mismatch = find_mismatch(&source.index, config);
+    let source = with_model_names(source, keys, definition)?;
+    let mut mismatch = find_mismatch(&source.index, definition);
     // Training state is not part of the model.
     mismatch.unexpected.retain(|name| !belongs_to_training(original, name));
     if mismatch.is_empty() {
@@ -153,11 +161,9 @@ pub(crate) fn belongs_to_training(source: &Source, name: &str) -> bool {
 }
 
 /// Compares a checkpoint with a model.
-fn find_mismatch(index: &Index, config: &DecoderConfig) -> CheckpointMismatch {
-    let wanted: BTreeMap<String, ParameterSpec> = parameters(config, &Stage::whole(config.layers))
-        .into_iter()
-        .map(|spec| (spec.name.clone(), spec))
-        .collect();
+fn find_mismatch(index: &Index, definition: &dyn ModelDefinition) -> CheckpointMismatch {
+    let wanted: BTreeMap<String, ParameterSpec> =
+        definition.all_parameters().into_iter().map(|spec| (spec.name.clone(), spec)).collect();
     let found = index.tensors();
     let unexpected: Vec<String> = found.keys().filter(|name| !wanted.contains_key(*name)).cloned().collect();
     let mut result = CheckpointMismatch { unexpected, ..CheckpointMismatch::default() };
@@ -241,26 +247,26 @@ impl ShardMemory {
     }
 }
 
-/// A loaded decoder.
+/// A loaded model.
 #[derive(Debug)]
-pub struct LoadedModel {
-    /// The decoder.
-    pub decoder: Decoder,
+pub struct LoadedModel<M: Model + ?Sized = dyn Model> {
+    /// The model.
+    pub model: Box<M>,
     /// Statistics of this rank.
     pub report: LoadReport,
 }
 
-/// Loads a decoder from a checkpoint. Called by every rank of the gangs.
-pub fn load_decoder(
+/// Loads a model from a checkpoint. Called by every rank of the gangs.
+pub fn load_model(
     source: &Source,
-    config: &DecoderConfig,
+    definition: &dyn ModelDefinition,
     keys: &KeyMap,
     parallel: &Parallel,
     options: &ModelLoadOptions,
     observer: &dyn Observer,
 ) -> Result<LoadedModel, HubError> {
-    let shard = RankShard::new(config, parallel, options)?;
-    let source = checked_source(source, keys, config)?;
+    let shard = RankShard::new(definition, parallel, options)?;
+    let source = checked_source(source, keys, definition)?;
     let dtype = options.dtype.unwrap_or_else(|| own_dtype(&source.index));
     if !computes(dtype) {
         return Err(HubError::DType { dtype });
@@ -292,19 +298,18 @@ pub fn load_decoder(
         let value = DTensor::from_local(&shard.dist, part.into_tensor(), layout, &spec.shape);
         values.push((spec.name.clone(), value.map_err(weightloom_nn::NnError::from)?));
     }
-    let decoder = Decoder::new(config.clone(), shard.stage, shard.plan, shard.dist, values)?;
-    Ok(LoadedModel { decoder, report })
+    Ok(LoadedModel { model: shard.build(definition, values)?, report })
 }
 
-/// Creates a decoder with random parameters, which do not depend on the
+/// Creates a model with random parameters, which do not depend on the
 /// sharding. Called by every rank of the gangs.
-pub fn new_decoder(
-    config: &DecoderConfig,
+pub fn new_model(
+    definition: &dyn ModelDefinition,
     parallel: &Parallel,
     seed: u64,
     options: &ModelLoadOptions,
-) -> Result<Decoder, HubError> {
-    let shard = RankShard::new(config, parallel, options)?;
+) -> Result<Box<dyn Model>, HubError> {
+    let shard = RankShard::new(definition, parallel, options)?;
     let dtype = options.dtype.unwrap_or(DType::F32);
     if !computes(dtype) {
         return Err(HubError::DType { dtype });
@@ -312,19 +317,19 @@ pub fn new_decoder(
     let mut values = Vec::with_capacity(shard.specs.len());
     for spec in &shard.specs {
         let layout = shard.plan.layout_of(&spec.name);
-        values.push((spec.name.clone(), initial_values(config, spec, dtype, seed, &shard.dist, layout)?));
+        values.push((spec.name.clone(), definition.initial_values(spec, dtype, seed, &shard.dist, layout)?));
     }
-    Ok(Decoder::new(config.clone(), shard.stage, shard.plan, shard.dist, values)?)
+    shard.build(definition, values)
 }
 
-/// Creates a decoder on the meta device, as one rank of the gangs would hold it.
+/// Creates a model on the meta device, as one rank of the gangs would hold it.
 /// Allocates nothing and does not communicate.
-pub fn meta_decoder(
-    config: &DecoderConfig,
+pub fn meta_model(
+    definition: &dyn ModelDefinition,
     parallel: &Parallel,
     options: &ModelLoadOptions,
-) -> Result<Decoder, HubError> {
-    let shard = RankShard::new(config, parallel, &ModelLoadOptions { device: None, ..options.clone() })?;
+) -> Result<Box<dyn Model>, HubError> {
+    let shard = RankShard::new(definition, parallel, &ModelLoadOptions { device: None, ..options.clone() })?;
     let dtype = options.dtype.unwrap_or(DType::F32);
     let rank = shard.dist.rank();
     let mut values = Vec::with_capacity(shard.specs.len());
@@ -337,21 +342,21 @@ pub fn meta_decoder(
         };
         values.push((spec.name.clone(), make()?));
     }
-    Ok(Decoder::new(config.clone(), shard.stage, shard.plan, shard.dist, values)?)
+    shard.build(definition, values)
 }
 
 /// Iterates over the parameters of a checkpoint as this rank of the gangs would
 /// hold them, with one in memory at a time.
 pub fn iter_parameters<'a>(
     source: &Source,
-    config: &DecoderConfig,
+    definition: &dyn ModelDefinition,
     keys: &KeyMap,
     parallel: &Parallel,
     options: &ModelLoadOptions,
     observer: &'a dyn Observer,
 ) -> Result<impl Iterator<Item = Result<(String, Tensor), HubError>> + use<'a>, HubError> {
-    let shard = RankShard::new(config, parallel, options)?;
-    let source = checked_source(source, keys, config)?;
+    let shard = RankShard::new(definition, parallel, options)?;
+    let source = checked_source(source, keys, definition)?;
     let (given, read_mode) = (options.dtype, options.read_mode);
     let rank = shard.dist.rank();
     Ok(shard.specs.into_iter().map(move |spec| {

@@ -10,13 +10,13 @@ use weightloom_checkpoint::{
     Format, Index, KeyMap, Observer, ReadOptions, ReadRequest, Source, StorageError, read,
 };
 use weightloom_layout::{DType, Region};
-use weightloom_nn::{Adapter, Decoder, DecoderConfig, Stage, parameters};
+use weightloom_nn::{self as nn, Adapter, SharedDefinition};
 
 use crate::adapter::load_adapter;
 use crate::cards::Card;
 use crate::error::HubError;
 use crate::family::SharedFamily;
-use crate::load::{LoadedModel, ModelLoadOptions, load_decoder};
+use crate::load::{LoadedModel, ModelLoadOptions, load_model};
 use crate::text::{
     ChatContext, ChatTemplates, GenerationDefaults, GgufModel, TextError, Tokenizer, gguf_config,
 };
@@ -159,28 +159,28 @@ impl Model {
         Ok(self)
     }
 
-    /// The configuration of the decoder.
-    pub fn decoder_config(&self) -> Result<DecoderConfig, HubError> {
+    /// The definition of the model: its architecture and sizes.
+    pub fn definition(&self) -> Result<SharedDefinition, HubError> {
         let about = |problem| HubError::Config { about: format!("model `{}`", self.name), problem };
-        self.family.decoder(&self.config).map_err(about)
+        self.family.definition(&self.config).map_err(about)
     }
 
-    /// Mapping from the checkpoint's names to the decoder's; empty for checkpoints
+    /// Mapping from the checkpoint's names to the model's; empty for checkpoints
     /// of our own training runs.
     pub fn keys(&self) -> Result<KeyMap, HubError> {
-        if self.has_decoder_names()? {
+        if self.has_own_names()? {
             return Ok(KeyMap::default());
         }
         let about = |problem| HubError::Config { about: format!("model `{}`", self.name), problem };
         self.family.keys(&self.config, &self.source.index).map_err(about)
     }
 
-    /// Mapping from the names of published models to the decoder's, regardless of
+    /// Mapping from the names of published models to those of the model's parameters, regardless of
     /// the checkpoint.
     pub fn published_keys(&self) -> Result<KeyMap, HubError> {
         let about = |problem| HubError::Config { about: format!("model `{}`", self.name), problem };
         // Names in our own checkpoints tell nothing about published ones.
-        let index = match self.has_decoder_names()? {
+        let index = match self.has_own_names()? {
             true => Index::new(Format::Native, Vec::new(), BTreeMap::new())
                 .map_err(weightloom_checkpoint::CheckpointError::from)?,
             false => Index::clone(&self.source.index),
@@ -188,28 +188,27 @@ impl Model {
         self.family.keys(&self.config, &index).map_err(about)
     }
 
-    /// Whether the checkpoint has the decoder's names.
-    pub(crate) fn has_decoder_names(&self) -> Result<bool, HubError> {
-        let config = self.decoder_config()?;
+    /// Whether the checkpoint has the names of the model's parameters.
+    pub(crate) fn has_own_names(&self) -> Result<bool, HubError> {
         let found = self.source.index.tensors();
-        let mut wanted = parameters(&config, &Stage::whole(config.layers)).into_iter();
+        let mut wanted = self.definition()?.all_parameters().into_iter();
         Ok(self.source.manifest.is_some() && wanted.all(|spec| found.contains_key(&spec.name)))
     }
 
     /// Loads the model. Called by every rank of the gangs.
     pub fn load(&self, options: &ModelLoadOptions, observer: &dyn Observer) -> Result<LoadedModel, HubError> {
-        let (config, keys) = (self.decoder_config()?, self.keys()?);
-        load_decoder(&self.source, &config, &keys, &self.family.parallel(), options, observer)
+        let (definition, keys) = (self.definition()?, self.keys()?);
+        load_model(&self.source, &*definition, &keys, &self.family.parallel(), options, observer)
     }
 
-    /// Loads an adapter for a decoder of this model.
+    /// Loads an adapter for this model.
     pub fn adapter(
         &self,
-        decoder: &Decoder,
+        model: &dyn nn::Model,
         adapter: &Source,
         observer: &dyn Observer,
     ) -> Result<Adapter, HubError> {
-        load_adapter(adapter, decoder, &*self.family, &self.config, observer)
+        load_adapter(adapter, model, &*self.family, &self.config, observer)
     }
 
     fn metadata(&self) -> Result<Option<&BTreeMap<String, GgufValue>>, HubError> {

@@ -1,20 +1,21 @@
 //! Models of one family, with a typed configuration.
 
+use std::any::{Any, type_name};
 use std::path::Path;
 
 use serde_json::{Map, Value};
 use weightloom_checkpoint::{Observer, Source};
-use weightloom_nn::Decoder;
+use weightloom_nn::{Model, SharedDefinition};
 use weightloom_tensor::Tensor;
 
 use crate::cards::{Card, CardError};
 use crate::config::{FamilyConfig, Fields};
 use crate::error::HubError;
 use crate::families::FamilyError;
-use crate::family::{AnyFamily, Family};
+use crate::family::{AnyFamily, Family, FamilyTypes};
 use crate::fetch::FetchObserver;
 use crate::hub::Hub;
-use crate::load::{LoadedModel, ModelLoadOptions, iter_parameters, load_decoder, meta_decoder, new_decoder};
+use crate::load::{LoadedModel, ModelLoadOptions, iter_parameters, load_model, meta_model, new_model};
 
 /// Models of one family, with a typed configuration.
 pub struct ModelHub<'a, F: Family> {
@@ -25,7 +26,11 @@ pub struct ModelHub<'a, F: Family> {
 impl Hub {
     /// The models of a registered family.
     pub fn of<F: Family>(&self, family: F) -> Result<ModelHub<'_, F>, FamilyError> {
-        self.families.get(Family::name(&family))?;
+        let registered = self.families.get(Family::name(&family))?;
+        let (expected, found) = (FamilyTypes::of::<F>(), registered.types());
+        if found != Some(expected) {
+            return Err(FamilyError::Types { name: Family::name(&family).to_owned(), expected, found });
+        }
         Ok(ModelHub { hub: self, family })
     }
 }
@@ -74,9 +79,22 @@ impl<F: Family> ModelHub<'_, F> {
         F::Config::read(Fields::new(map)).map_err(about)
     }
 
-    fn decoder(&self, config: &F::Config) -> Result<weightloom_nn::DecoderConfig, HubError> {
+    fn definition(&self, config: &F::Config) -> Result<SharedDefinition, HubError> {
         let about = |problem| HubError::Config { about: "configuration".to_owned(), problem };
-        AnyFamily::decoder(&self.family, &config.to_map()).map_err(about)
+        AnyFamily::definition(&self.family, &config.to_map()).map_err(about)
+    }
+
+    /// The model as one of the family's type.
+    fn typed_model(&self, model: Box<dyn Model>) -> Result<Box<F::Model>, HubError> {
+        let model: Box<dyn Any> = model;
+        model.downcast().map_err(|_| HubError::ModelType {
+            family: Family::name(&self.family).to_owned(),
+            expected: type_name::<F::Model>(),
+        })
+    }
+
+    fn typed_loaded(&self, loaded: LoadedModel) -> Result<LoadedModel<F::Model>, HubError> {
+        Ok(LoadedModel { model: self.typed_model(loaded.model)?, report: loaded.report })
     }
 
     /// Creates a model with random parameters, which do not depend on the
@@ -86,8 +104,9 @@ impl<F: Family> ModelHub<'_, F> {
         config: &F::Config,
         seed: u64,
         options: &ModelLoadOptions,
-    ) -> Result<Decoder, HubError> {
-        new_decoder(&self.decoder(config)?, &Family::parallel(&self.family), seed, options)
+    ) -> Result<Box<F::Model>, HubError> {
+        let definition = self.definition(config)?;
+        self.typed_model(new_model(&*definition, &Family::parallel(&self.family), seed, options)?)
     }
 
     /// Creates a model on the meta device, as this rank would hold it.
@@ -95,8 +114,9 @@ impl<F: Family> ModelHub<'_, F> {
         &self,
         config: &F::Config,
         options: &ModelLoadOptions,
-    ) -> Result<Decoder, HubError> {
-        meta_decoder(&self.decoder(config)?, &Family::parallel(&self.family), options)
+    ) -> Result<Box<F::Model>, HubError> {
+        let definition = self.definition(config)?;
+        self.typed_model(meta_model(&*definition, &Family::parallel(&self.family), options)?)
     }
 
     /// Loads a model by name, with the given configuration instead of the card's.
@@ -108,7 +128,7 @@ impl<F: Family> ModelHub<'_, F> {
         options: &ModelLoadOptions,
         fetch_observer: &dyn FetchObserver,
         observer: &dyn Observer,
-    ) -> Result<LoadedModel, HubError> {
+    ) -> Result<LoadedModel<F::Model>, HubError> {
         if self.hub.cards.knows(name) {
             self.hub.card_of_family(name, Family::name(&self.family))?;
         }
@@ -123,7 +143,7 @@ impl<F: Family> ModelHub<'_, F> {
         if let Some(config) = config {
             model = model.with_config(config.to_map())?;
         }
-        model.load(options, observer)
+        self.typed_loaded(model.load(options, observer)?)
     }
 
     /// Loads a model from a folder or file without a card.
@@ -133,17 +153,11 @@ impl<F: Family> ModelHub<'_, F> {
         config: &F::Config,
         options: &ModelLoadOptions,
         observer: &dyn Observer,
-    ) -> Result<LoadedModel, HubError> {
+    ) -> Result<LoadedModel<F::Model>, HubError> {
         let source = Source::open(path)?;
         let keys = Family::keys(&self.family, config, &source.index);
-        load_decoder(
-            &source,
-            &self.decoder(config)?,
-            &keys,
-            &Family::parallel(&self.family),
-            options,
-            observer,
-        )
+        let (definition, parallel) = (self.definition(config)?, Family::parallel(&self.family));
+        self.typed_loaded(load_model(&source, &*definition, &keys, &parallel, options, observer)?)
     }
 
     /// Iterates over the parameters of a checkpoint as this rank of the gangs
@@ -157,13 +171,7 @@ impl<F: Family> ModelHub<'_, F> {
     ) -> Result<impl Iterator<Item = Result<(String, Tensor), HubError>> + use<'o, F>, HubError> {
         let source = Source::open(path)?;
         let keys = Family::keys(&self.family, config, &source.index);
-        iter_parameters(
-            &source,
-            &self.decoder(config)?,
-            &keys,
-            &Family::parallel(&self.family),
-            options,
-            observer,
-        )
+        let (definition, parallel) = (self.definition(config)?, Family::parallel(&self.family));
+        iter_parameters(&source, &*definition, &keys, &parallel, options, observer)
     }
 }

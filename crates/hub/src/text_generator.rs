@@ -1,9 +1,9 @@
-//! Text generation: a decoder with its tokenizer, chat templates and defaults.
+//! Text generation: a model with its tokenizer, chat templates and defaults.
 
 use std::ops::ControlFlow;
 
 use weightloom_nn::{
-    Adapter, AdapterSpec, Decoder, FinishReason, GenerateRequest, Generation, Sampling, TokenLogprobs,
+    Adapter, AdapterSpec, FinishReason, GenerateRequest, Generation, Model, Sampling, TokenLogprobs,
 };
 
 use crate::error::HubError;
@@ -14,8 +14,8 @@ use crate::text::{
 
 /// A model that generates text.
 pub struct TextGenerator {
-    /// The decoder.
-    pub decoder: Decoder,
+    /// The model.
+    pub model: Box<dyn Model>,
     /// An adapter with its strength.
     pub adapter: Option<(Adapter, f64)>,
     /// The tokenizer.
@@ -141,7 +141,7 @@ impl TextGenerator {
         let stop_tokens = request.stop_tokens.clone();
         let mut rows: Vec<Row> =
             request.prompts.iter().map(|prompt| Row::new(&self.tokenizer, prompt, stop)).collect();
-        let mut generation = Generation::new(&self.decoder, self.adapter_spec(), request)?;
+        let mut generation = Generation::new(&*self.model, self.adapter_spec(), request)?;
         if generation.prefill(check)?.is_break() {
             return Ok(rows.into_iter().map(Row::into_text).collect());
         }
@@ -173,7 +173,7 @@ impl TextGenerator {
     /// Scores every token but the first of each row, with the `top` most likely
     /// tokens at its position.
     pub fn score(&self, rows: &[&[u32]], top: usize) -> Result<Vec<Vec<TokenLogprobs>>, HubError> {
-        Ok(self.decoder.score(rows, top, self.adapter_spec())?)
+        Ok(self.model.score(rows, top, self.adapter_spec())?)
     }
 
     /// The same with a call of `check` before each chunk of the rows, which may
@@ -182,9 +182,9 @@ impl TextGenerator {
         &self,
         rows: &[&[u32]],
         top: usize,
-        check: impl FnMut() -> ControlFlow<()>,
+        mut check: impl FnMut() -> ControlFlow<()>,
     ) -> Result<Option<Vec<Vec<TokenLogprobs>>>, HubError> {
-        Ok(self.decoder.score_checked(rows, top, self.adapter_spec(), check)?)
+        Ok(self.model.score_checked(rows, top, self.adapter_spec(), &mut check)?)
     }
 }
 

@@ -16,15 +16,16 @@ mod position;
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use weightloom_checkpoint::{Index, KeyMap};
 use weightloom_errors::{FileError, nearest};
-use weightloom_nn::{DecoderConfig, Parallel};
+use weightloom_nn::{DecoderConfig, Parallel, SharedDefinition};
 
 use crate::config::{ConfigError, apply_overrides};
-use crate::family::AnyFamily;
+use crate::family::{AnyFamily, FamilyTypes};
 
 pub use error::YamlFamilyError;
 use position::{line_of, line_of_word};
@@ -100,7 +101,7 @@ impl YamlFamily {
         }
         // Every arch must give a valid decoder.
         for (arch, config) in &family.description.archs {
-            if let Err(error) = family.decoder(config) {
+            if let Err(error) = family.definition(config) {
                 let line = decoder_error_line(text, &error).or_else(|| line_of(text, &["archs", arch]));
                 return Err(invalid(line, format!("arch `{arch}`: {error}")));
             }
@@ -109,7 +110,7 @@ impl YamlFamily {
         let FamilyDescription { archs, config, optional, .. } = &family.description;
         let complete = optional.is_empty() && config.values().all(|default| !default.is_null());
         if archs.is_empty() && complete {
-            family.decoder(&Map::new()).map_err(|error| {
+            family.definition(&Map::new()).map_err(|error| {
                 let line = decoder_error_line(text, &error).or_else(|| line_of(text, &["decoder"]));
                 invalid(line, error.to_string())
             })?;
@@ -376,7 +377,7 @@ impl AnyFamily for YamlFamily {
         apply_overrides(&self.complete(config)?, overrides)
     }
 
-    fn decoder(&self, config: &Map<String, Value>) -> Result<DecoderConfig, ConfigError> {
+    fn definition(&self, config: &Map<String, Value>) -> Result<SharedDefinition, ConfigError> {
         let resolved =
             resolve(&Value::Object(self.description.decoder.clone()), &self.with_defaults(config)?)?;
         let decoder: DecoderConfig =
@@ -386,7 +387,11 @@ impl AnyFamily for YamlFamily {
                 found: error.to_string(),
             })?;
         decoder.check()?;
-        Ok(decoder)
+        Ok(Arc::new(decoder))
+    }
+
+    fn types(&self) -> Option<FamilyTypes> {
+        None
     }
 
     fn keys(&self, _config: &Map<String, Value>, _index: &Index) -> Result<KeyMap, ConfigError> {

@@ -20,6 +20,8 @@
 #![forbid(unsafe_code)]
 
 mod archs;
+mod deepseek;
+mod gemma_transformer;
 mod rope;
 mod transformer;
 

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use weightloom_hub::{ConfigError, Fields, family_config};
 use weightloom_nn::{RopeConfig, RopeScaling};
 
-const KINDS: &[&str] = &["default", "linear", "llama3", "yarn"];
+const KINDS: &[&str] = &["default", "linear", "llama3", "yarn", "longrope"];
 
 family_config! {
     /// Keys of rotary position embeddings.
@@ -27,12 +27,28 @@ impl RopeKeys {
             (Some(map), _) => ("rope_parameters", Some(map)),
             (None, map) => ("rope_scaling", map.as_ref()),
         };
-        let empty = Map::new();
-        let fields = Fields::inside(map.unwrap_or(&empty), key);
-        let theta = fields.get::<Option<f64>>("rope_theta")?.or(self.rope_theta).unwrap_or(10_000.0);
-        let scaling = if map.is_none() { RopeScaling::None } else { scaling(fields, positions)? };
-        Ok(RopeConfig { theta, turned, scaling })
+        rope_of_map(key, map, self.rope_theta.unwrap_or(10_000.0), positions)
+            .map(|rope| RopeConfig { turned, ..rope })
     }
+
+    /// A number that newer configurations have inside of `rope_parameters`.
+    pub(crate) fn parameter(&self, key: &str) -> Result<Option<f64>, ConfigError> {
+        let map = self.rope_parameters.as_ref();
+        map.map_or(Ok(None), |map| Fields::inside(map, "rope_parameters").get(key))
+    }
+}
+
+/// Rotary embeddings by the keys of a map, which may name another base.
+pub(crate) fn rope_of_map(
+    key: &str,
+    map: Option<&Map<String, Value>>,
+    theta: f64,
+    positions: usize,
+) -> Result<RopeConfig, ConfigError> {
+    let Some(map) = map else { return Ok(RopeConfig { theta, ..RopeConfig::default() }) };
+    let fields = Fields::inside(map, key);
+    let theta = fields.get::<Option<f64>>("rope_theta")?.unwrap_or(theta);
+    Ok(RopeConfig { theta, scaling: scaling(fields, positions)?, ..RopeConfig::default() })
 }
 
 fn scaling(fields: Fields<'_>, positions: usize) -> Result<RopeScaling, ConfigError> {
@@ -66,6 +82,18 @@ fn scaling(fields: Fields<'_>, positions: usize) -> Result<RopeScaling, ConfigEr
                 original_positions: fields.get_or("original_max_position_embeddings", positions)?,
                 attention_factor,
                 rounded: fields.get_or("truncate", true)?,
+            })
+        }
+        "longrope" | "su" => {
+            let original: usize = fields.get("original_max_position_embeddings")?;
+            let ratio = positions as f64 / original as f64;
+            let factor = fields.get::<Option<f64>>("factor")?.unwrap_or(ratio);
+            let default_factor =
+                if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original as f64).ln()).sqrt() };
+            Ok(RopeScaling::LongRope {
+                short: fields.get("short_factor")?,
+                original_positions: original,
+                attention_factor: fields.get_or("attention_factor", default_factor)?,
             })
         }
         _ => Err(fields.not_supported(kind_key, KINDS)),

@@ -4,7 +4,7 @@ use weightloom_checkpoint::{KeyMap, KeyRule};
 use weightloom_hub::{ConfigError, family_config};
 use weightloom_nn::{
     Activation, AttentionConfig, DecoderConfig, Gating, HeadConfig, LayerChoice, MlpConfig, NormConfig,
-    NormKind, PositionConfig, ResidualForm, WindowConfig,
+    NormKind, PositionConfig, ResidualForm, WindowConfig, WindowKind,
 };
 
 use crate::rope::RopeKeys;
@@ -77,6 +77,8 @@ impl TransformerConfig {
                 qk_norm: None,
                 window: None,
                 soft_cap: None,
+                latent: None,
+                temperature: None,
             },
             positions: PositionConfig::Rope(self.rope.rope(self.max_position_embeddings, None)?),
             norm: NormConfig { kind: NormKind::Rms, eps: self.rms_norm_eps, offset: 0.0 },
@@ -121,18 +123,48 @@ impl WindowKeys {
         let Some(size) = self.sliding_window.filter(|_| self.use_sliding_window) else { return Ok(None) };
         let Some(types) = &self.layer_types else {
             let layers = LayerChoice::matching(layers, |layer| layer >= self.max_window_layers);
-            return Ok(Some(WindowConfig { size, layers }));
+            return Ok(Some(WindowConfig { size, kind: WindowKind::Sliding, layers }));
         };
-        let known = ["full_attention", "sliding_attention"];
-        if let Some(other) = types.iter().find(|kind| !known.contains(&kind.as_str())) {
-            let found = format!("`{other}` for a layer");
-            return Err(ConfigError::NotSupported {
-                key: "layer_types".to_owned(),
-                found,
-                supported: known.join(", "),
-            });
-        }
-        let slides = |layer: usize| types.get(layer).is_some_and(|kind| kind == known[1]);
-        Ok(Some(WindowConfig { size, layers: LayerChoice::matching(layers, slides) }))
+        let layers = layers_of_type(types, layers, "sliding_attention")?;
+        Ok(Some(WindowConfig { size, kind: WindowKind::Sliding, layers }))
     }
+}
+
+/// The layers that `layer_types` gives the type of a window; all others must have
+/// full attention.
+pub(crate) fn layers_of_type(
+    types: &[String],
+    layers: usize,
+    windowed: &str,
+) -> Result<LayerChoice, ConfigError> {
+    let known = ["full_attention", windowed];
+    if let Some(other) = types.iter().find(|kind| !known.contains(&kind.as_str())) {
+        return Err(ConfigError::NotSupported {
+            key: "layer_types".to_owned(),
+            found: format!("`{other}` for a layer"),
+            supported: known.join(", "),
+        });
+    }
+    Ok(LayerChoice::matching(layers, |layer| types.get(layer).is_some_and(|kind| kind == windowed)))
+}
+
+/// A rule that renames a tensor.
+pub(crate) fn rename(from: &str, to: &str) -> KeyRule {
+    KeyRule::Rename { from: from.to_owned(), to: to.to_owned() }
+}
+
+/// A rule that renames a tensor of each layer.
+pub(crate) fn rename_in_layers(from: &str, to: &str) -> KeyRule {
+    rename(&format!("model.layers.{{}}.{from}"), &format!("model.layers.{{}}.{to}"))
+}
+
+/// Rules that stack the experts of each layer, which published checkpoints store
+/// one by one below `module`. `names` are theirs of the gate, up and down
+/// projections.
+pub(crate) fn stack_experts(module: &str, names: [&str; 3]) -> Vec<KeyRule> {
+    let stacked = |(theirs, own): (&str, &str)| KeyRule::Stack {
+        from: format!("model.layers.{{}}.{module}.{{}}.{theirs}.weight"),
+        to: format!("model.layers.{{}}.mlp.experts.{own}_proj.weight"),
+    };
+    names.into_iter().zip(["gate", "up", "down"]).map(stacked).collect()
 }

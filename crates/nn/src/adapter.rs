@@ -15,8 +15,8 @@ use weightloom_layout::{DType, Layout, Placement, Region, Shape};
 use weightloom_tensor::{Device, Stream, Tensor};
 
 use crate::context::ForwardContext;
-use crate::decoder::Decoder;
 use crate::error::NnError;
+use crate::model::Model;
 use crate::parameter::{EMBEDDING, name_hash};
 use crate::plan::reduce_partial;
 
@@ -267,16 +267,16 @@ impl Adapter {
     /// values in every layout, and `B` is zero.
     pub fn add_new(
         &mut self,
-        decoder: &Decoder,
+        model: &dyn Model,
         module: &str,
         rank: usize,
         scale: f64,
         seed: u64,
     ) -> Result<(), NnError> {
-        let weight = decoder.parameter(&format!("{module}.weight"));
+        let weight = model.parameter(&format!("{module}.weight"));
         let weight =
             weight.filter(|weight| weight.shape().ndim() == 2 && format!("{module}.weight") != EMBEDDING);
-        let weight = weight.ok_or_else(|| unknown_module(decoder, module))?;
+        let weight = weight.ok_or_else(|| unknown_module(model, module))?;
         let (outputs, inputs) = (weight.shape()[0], weight.shape()[1]);
         let stream = Stream { seed, number: name_hash(module) };
         let shape = Shape::new(&[rank, inputs])?;
@@ -285,7 +285,7 @@ impl Adapter {
         let uniform = Tensor::uniform_in(DType::F32, stream, &shape, &Region::whole(&shape))?;
         let a = uniform.scale(2.0 * bound)?.sub(&Tensor::full(bound, DType::F32, &[], uniform.device())?)?;
         let b = Tensor::zeros(DType::F32, &[outputs, rank], Device::Cpu)?;
-        self.add(decoder, module, [&a, &b], None, None, scale)
+        self.add(model, module, [&a, &b], None, None, scale)
     }
 
     /// Whether it updates or replaces the head.
@@ -310,7 +310,7 @@ impl Adapter {
     /// tensors.
     pub fn add(
         &mut self,
-        decoder: &Decoder,
+        model: &dyn Model,
         module: &str,
         [a, b]: [&Tensor; 2],
         bias: Option<&Tensor>,
@@ -318,16 +318,16 @@ impl Adapter {
         scale: f64,
     ) -> Result<(), NnError> {
         // A tied head has no parameter, but can be updated.
-        let tied = module == "lm_head" && decoder.config().head.tied;
+        let tied = module == "lm_head" && model.definition().tied_parameter().is_some();
         let name = if tied { EMBEDDING.to_owned() } else { format!("{module}.weight") };
-        let weight = decoder.parameter(&name).filter(|weight| weight.shape().ndim() == 2);
-        let weight = weight.ok_or_else(|| unknown_module(decoder, module))?;
-        let weight = decoder.plan().gather(&name, weight)?;
+        let weight = model.parameter(&name).filter(|weight| weight.shape().ndim() == 2);
+        let weight = weight.ok_or_else(|| unknown_module(model, module))?;
+        let weight = model.plan().gather(&name, weight)?;
         let embedding = name == EMBEDDING && !tied;
         let (outputs, inputs) = match (embedding, &weight.shape()[..]) {
             (true, &[rows, width]) => (width, rows),
             (_, &[rows, width]) => (rows, width),
-            _ => return Err(unknown_module(decoder, module)),
+            _ => return Err(unknown_module(model, module)),
         };
         let rank = a.shape().first().copied().unwrap_or(0);
         let expected = [("A", a, vec![rank, inputs]), ("B", b, vec![outputs, rank])];
@@ -353,7 +353,7 @@ impl Adapter {
                 })
                 .collect();
             let layout = Layout::new(weight.layout().mesh(), &placements)?;
-            Ok(DTensor::distribute(decoder.dist(), value, layout)?)
+            Ok(DTensor::distribute(model.dist(), value, layout)?)
         };
         let low_rank = if embedding {
             // Rows are looked up, so they must be contiguous.
@@ -387,11 +387,11 @@ impl Adapter {
     }
 
     /// Adds a replacement of a parameter. Every rank passes the full value.
-    pub fn replace(&mut self, decoder: &Decoder, name: &str, value: &Tensor) -> Result<(), NnError> {
-        let tied = name == "lm_head.weight" && decoder.config().head.tied;
-        let found = decoder.parameter(if tied { EMBEDDING } else { name });
+    pub fn replace(&mut self, model: &dyn Model, name: &str, value: &Tensor) -> Result<(), NnError> {
+        let tied = name == "lm_head.weight" && model.definition().tied_parameter().is_some();
+        let found = model.parameter(if tied { EMBEDDING } else { name });
         let unknown = || {
-            let names = decoder.parameters().iter().map(|(name, _)| name.as_str());
+            let names = model.parameters().iter().map(|(name, _)| name.as_str());
             NnError::UnknownParameter { name: name.to_owned(), near: nearest(name, names).map(str::to_owned) }
         };
         let old = found.ok_or_else(unknown)?;
@@ -399,14 +399,14 @@ impl Adapter {
             let (found, expected) = (value.shape().clone(), old.shape().clone());
             return Err(NnError::ParameterShape { name: name.to_owned(), found, expected });
         }
-        let used = decoder.plan().gather(if tied { EMBEDDING } else { name }, old)?;
-        let value = DTensor::distribute(decoder.dist(), value, used.layout())?;
+        let used = model.plan().gather(if tied { EMBEDDING } else { name }, old)?;
+        let value = DTensor::distribute(model.dist(), value, used.layout())?;
         self.replacements.insert(name.to_owned(), Replacement { value });
         Ok(())
     }
 }
 
-fn unknown_module(decoder: &Decoder, module: &str) -> NnError {
-    let modules = decoder.parameters().iter().filter_map(|(name, _)| name.strip_suffix(".weight"));
+fn unknown_module(model: &dyn Model, module: &str) -> NnError {
+    let modules = model.parameters().iter().filter_map(|(name, _)| name.strip_suffix(".weight"));
     NnError::UnknownModule { module: module.to_owned(), near: nearest(module, modules).map(str::to_owned) }
 }

@@ -3,9 +3,13 @@
 //! The options cover the differences between recent model families. A family
 //! translates its own configuration into these.
 
+mod check;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use weightloom_errors::Hint;
+
+pub use check::ConfigError;
+use check::MAX_LAYERS;
 
 /// Architecture of a decoder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -76,6 +80,42 @@ pub struct AttentionConfig {
     /// Soft cap of the scores: `cap · tanh(score / cap)`.
     #[serde(default)]
     pub soft_cap: Option<f64>,
+    /// Multi-head latent attention.
+    #[serde(default)]
+    pub latent: Option<LatentConfig>,
+    /// Scaling of queries by position, in layers without rotary embeddings.
+    #[serde(default)]
+    pub temperature: Option<TemperatureConfig>,
+}
+
+/// Multi-head latent attention: keys and values are projected up from a small
+/// vector per token. `attention.width` is the size of a query, of which the last
+/// `rope_width` elements are rotated.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LatentConfig {
+    /// Size of the vector that queries are projected up from; by default they
+    /// are projected from the hidden state.
+    #[serde(default)]
+    pub query_rank: Option<usize>,
+    /// Size of the vector that keys and values are projected up from.
+    pub kv_rank: usize,
+    /// Size of the rotated part of queries and keys. All heads share that of keys.
+    pub rope_width: usize,
+    /// Size of a value.
+    pub value_width: usize,
+    /// Epsilon of the norms of the small vectors.
+    pub eps: f64,
+}
+
+/// Scaling of queries by position: `1 + scale · ln(1 + ⌊(position + 1) / floor⌋)`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TemperatureConfig {
+    /// Positions with the same factor.
+    pub floor: f64,
+    /// Growth of the factor.
+    pub scale: f64,
 }
 
 /// Normalization of queries and keys.
@@ -86,17 +126,34 @@ pub enum QkNorm {
     Head,
     /// Over all heads together.
     Whole,
+    /// Per head, without weights, after the rotation, and only in layers that
+    /// rotate.
+    Rotated,
 }
 
-/// Sliding-window attention.
+/// Attention to a part of the positions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WindowConfig {
     /// Number of visible positions, including the current one.
     pub size: usize,
+    /// Where the window begins.
+    #[serde(default)]
+    pub kind: WindowKind,
     /// Layers that use it.
     #[serde(default)]
     pub layers: LayerChoice,
+}
+
+/// Where an attention window begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum WindowKind {
+    /// It ends with the current position.
+    #[default]
+    Sliding,
+    /// At a multiple of its size.
+    Chunked,
 }
 
 /// A subset of the layers.
@@ -115,6 +172,16 @@ pub enum LayerChoice {
         /// First layer.
         first: usize,
     },
+}
+
+impl WindowConfig {
+    /// The first position that a position sees.
+    pub(crate) fn first_visible(&self, position: usize) -> usize {
+        match self.kind {
+            WindowKind::Sliding => (position + 1).saturating_sub(self.size),
+            WindowKind::Chunked => position / self.size * self.size,
+        }
+    }
 }
 
 impl LayerChoice {
@@ -162,6 +229,39 @@ pub struct RopeConfig {
     /// Scaling for longer contexts.
     #[serde(default)]
     pub scaling: RopeScaling,
+    /// The elements that are rotated together.
+    #[serde(default)]
+    pub pairs: RopePairs,
+    /// Layers that rotate.
+    #[serde(default)]
+    pub layers: LayerChoice,
+    /// Rotation in layers with an attention window, if it differs.
+    #[serde(default)]
+    pub window: Option<Box<RopeConfig>>,
+}
+
+impl Default for RopeConfig {
+    fn default() -> Self {
+        Self {
+            theta: 10_000.0,
+            turned: None,
+            scaling: RopeScaling::None,
+            pairs: RopePairs::default(),
+            layers: LayerChoice::All,
+            window: None,
+        }
+    }
+}
+
+/// The elements of a head that are rotated together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RopePairs {
+    /// The i-th of the first half and the i-th of the second.
+    #[default]
+    Halves,
+    /// Neighbours.
+    Interleaved,
 }
 
 /// Scaling of rotary embeddings for longer contexts.
@@ -202,6 +302,16 @@ pub enum RopeScaling {
         /// Whether the bounds of the ramp are rounded to whole pairs.
         #[serde(default = "rounded")]
         rounded: bool,
+    },
+    /// LongRoPE: divides each frequency by a factor of its own. Longer sequences
+    /// would need other factors for all positions, so they are an error.
+    LongRope {
+        /// Factors of sequences up to `original_positions`, by pair.
+        short: Vec<f64>,
+        /// Maximum sequence length before scaling.
+        original_positions: usize,
+        /// Factor of cosines and sines.
+        attention_factor: f64,
     },
 }
 
@@ -291,7 +401,7 @@ pub enum Gating {
 }
 
 /// Mixture of experts.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExpertsConfig {
     /// Number of experts.
@@ -300,12 +410,70 @@ pub struct ExpertsConfig {
     pub chosen: usize,
     /// Inner size of an expert.
     pub inner: usize,
+    /// Scores from the router's logits.
+    #[serde(default)]
+    pub scores: ExpertScores,
     /// Weights of the chosen experts.
     #[serde(default)]
     pub weights: ExpertWeights,
+    /// Factor of the weights.
+    #[serde(default)]
+    pub scale: Option<f64>,
+    /// What the weights multiply.
+    #[serde(default)]
+    pub weighting: ExpertWeighting,
+    /// Whether a bias is added to the scores by which experts are chosen, and
+    /// only to those. Gradients do not reach it.
+    #[serde(default)]
+    pub correction_bias: bool,
+    /// Groups of experts, of which a token uses some.
+    #[serde(default)]
+    pub groups: Option<ExpertGroups>,
+    /// Inner size of an expert that every token uses.
+    #[serde(default)]
+    pub shared: Option<usize>,
     /// Layers that have experts.
     #[serde(default)]
     pub layers: LayerChoice,
+}
+
+/// Scores from the router's logits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ExpertScores {
+    /// Softmax over all experts.
+    #[default]
+    Softmax,
+    /// The sigmoid of each.
+    Sigmoid,
+}
+
+/// What the weights of experts multiply.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ExpertWeighting {
+    /// The outputs of experts.
+    #[default]
+    Output,
+    /// Their inputs.
+    Input,
+}
+
+/// Groups of experts: only the experts of the best groups can be chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ExpertGroups {
+    /// Number of groups.
+    pub count: usize,
+    /// Number of groups per token.
+    pub chosen: usize,
+    /// Number of experts whose scores add up to that of their group.
+    #[serde(default = "one")]
+    pub best: usize,
+}
+
+fn one() -> usize {
+    1
 }
 
 /// Weights of the chosen experts.
@@ -334,204 +502,36 @@ pub struct HeadConfig {
     pub soft_cap: Option<f64>,
 }
 
-/// An invalid architecture.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-#[allow(missing_docs)]
-pub enum ConfigError {
-    #[error("`{key}` must not be 0")]
-    Zero { key: &'static str },
-    #[error("`{key}` of {value} does not divide `{of}` of {whole}")]
-    Divides { key: &'static str, value: usize, of: &'static str, whole: usize },
-    #[error("`{key}` of {value} exceeds `{of}` of {limit}")]
-    Above { key: &'static str, value: usize, limit: usize, of: &'static str },
-    #[error("`{key}` of {value} is not even")]
-    Odd { key: &'static str, value: usize },
-    #[error("`{key}` of {value} is not a positive number")]
-    NotPositive { key: &'static str, value: String },
-    #[error("`{key}` of {value} exceeds the limit of {limit}")]
-    TooLarge { key: &'static str, value: usize, limit: usize },
-    #[error("the model would have {parameters} parameters, more than the limit of {limit}")]
-    Parameters { parameters: u128, limit: u128 },
-    #[error("cannot combine `{key}` with `{other}`")]
-    Excludes { key: &'static str, other: &'static str },
-}
-
-impl Hint for ConfigError {
-    fn hint(&self) -> Option<String> {
-        match self {
-            Self::Divides { key, of, whole, .. } => {
-                let fits: Vec<String> =
-                    (1..=*whole).filter(|n| whole.is_multiple_of(*n)).map(|n| n.to_string()).collect();
-                (fits.len() <= 24)
-                    .then(|| format!("with `{of}` = {whole}, `{key}` can be {}", fits.join(", ")))
-            }
-            Self::TooLarge { .. } | Self::Parameters { .. } => {
-                Some("check the numbers in `config.json`, or in the metadata of the GGUF file".to_owned())
-            }
-            _ => None,
-        }
-    }
-}
-
-/// Limit for layers; published models have up to about 130.
-const MAX_LAYERS: usize = 1 << 12;
-
-/// Limits that no real model reaches, so that files cannot ask for more than
-/// any machine has, and so that products of sizes do not overflow.
-const LIMITS: [(&str, usize); 10] = [
-    ("vocabulary", 1 << 28),
-    ("hidden", 1 << 22),
-    ("layers", MAX_LAYERS),
-    ("max_positions", 1 << 40),
-    ("attention.heads", 1 << 16),
-    ("attention.kv_heads", 1 << 16),
-    ("attention.width", 1 << 16),
-    ("mlp.inner", 1 << 26),
-    ("experts.count", 1 << 16),
-    ("experts.inner", 1 << 26),
-];
-
-/// Limit for parameters.
-const MAX_PARAMETERS: u128 = 1 << 46;
-
 impl DecoderConfig {
-    /// Checks that the options are valid and compatible.
-    pub fn check(&self) -> Result<(), ConfigError> {
-        let attention = &self.attention;
-        let sizes = [
-            ("vocabulary", self.vocabulary),
-            ("hidden", self.hidden),
-            ("layers", self.layers),
-            ("max_positions", self.max_positions),
-            ("attention.heads", attention.heads),
-            ("attention.kv_heads", attention.kv_heads),
-            ("attention.width", attention.width),
-            ("mlp.inner", self.mlp.inner),
-            ("attention.window.size", attention.window.as_ref().map_or(1, |window| window.size)),
-            ("experts.count", self.experts.as_ref().map_or(1, |experts| experts.count)),
-            ("experts.chosen", self.experts.as_ref().map_or(1, |experts| experts.chosen)),
-            ("experts.inner", self.experts.as_ref().map_or(1, |experts| experts.inner)),
-        ];
-        for (key, value) in sizes {
-            let limit =
-                LIMITS.iter().find(|(limited, _)| *limited == key).map_or(usize::MAX, |limit| limit.1);
-            if value > limit {
-                return Err(ConfigError::TooLarge { key, value, limit });
-            }
-        }
-        if let Some(&(key, _)) = sizes.iter().find(|(_, size)| *size == 0) {
-            return Err(ConfigError::Zero { key });
-        }
-        let parameters = self.most_parameters();
-        if parameters > MAX_PARAMETERS {
-            return Err(ConfigError::Parameters { parameters, limit: MAX_PARAMETERS });
-        }
-        let (heads, kv_heads) = (attention.heads, attention.kv_heads);
-        if !heads.is_multiple_of(kv_heads) {
-            let (key, of) = ("attention.kv_heads", "attention.heads");
-            return Err(ConfigError::Divides { key, value: kv_heads, of, whole: heads });
-        }
-        if let Some(experts) = &self.experts {
-            if experts.chosen > experts.count {
-                let (key, of) = ("experts.chosen", "experts.count");
-                return Err(ConfigError::Above { key, value: experts.chosen, limit: experts.count, of });
-            }
-            if self.mlp.bias {
-                return Err(ConfigError::Excludes { key: "experts", other: "mlp.bias" });
-            }
-            if self.mlp.gating == Gating::Plain {
-                return Err(ConfigError::Excludes { key: "experts", other: "mlp.gating: plain" });
-            }
-        }
-        self.check_numbers()?;
-        self.check_layers()
+    /// The number of elements of a head that are rotated.
+    pub(crate) fn rotated_width(&self, rope: &RopeConfig) -> usize {
+        let all = self.attention.latent.as_ref().map_or(self.attention.width, |latent| latent.rope_width);
+        rope.turned.unwrap_or(all)
     }
 
-    /// An upper bound of the number of parameters, without going through them.
-    fn most_parameters(&self) -> u128 {
-        let wide = |size: usize| size as u128;
-        let (hidden, attention) = (wide(self.hidden), &self.attention);
-        let heads = wide(attention.heads) + wide(attention.kv_heads);
-        let attention = 2 * (heads * wide(attention.width) + 4) * (hidden + 1);
-        let experts = self
-            .experts
-            .as_ref()
-            .map_or(0, |experts| wide(experts.count) * (3 * wide(experts.inner) + 1) * (hidden + 1));
-        let mlp = 3 * (wide(self.mlp.inner) + 1) * (hidden + 1);
-        let positions = match self.positions {
-            PositionConfig::Learned => wide(self.max_positions),
-            PositionConfig::Rope(_) => 0,
-        };
-        let embeddings = (2 * wide(self.vocabulary) + positions + 2) * (hidden + 1);
-        wide(self.layers) * (attention + experts.max(mlp) + 8 * hidden) + embeddings
-    }
-
-    fn check_numbers(&self) -> Result<(), ConfigError> {
-        let mut numbers = vec![("norm.eps", self.norm.eps), ("initializer", self.initializer)];
-        let optional = [
-            ("attention.scale", self.attention.scale),
-            ("attention.soft_cap", self.attention.soft_cap),
-            ("head.soft_cap", self.head.soft_cap),
-            ("embedding_scale", self.embedding_scale),
-        ];
-        numbers.extend(optional.into_iter().filter_map(|(key, value)| Some((key, value?))));
-        if let PositionConfig::Rope(rope) = &self.positions {
-            numbers.push(("positions.rope.theta", rope.theta));
-            let turned = rope.turned.unwrap_or(self.attention.width);
-            let key = "positions.rope.turned";
-            if turned > self.attention.width {
-                let (limit, of) = (self.attention.width, "attention.width");
-                return Err(ConfigError::Above { key, value: turned, limit, of });
-            }
-            if !turned.is_multiple_of(2) {
-                return Err(ConfigError::Odd { key, value: turned });
-            }
-            match rope.scaling {
-                RopeScaling::None => {}
-                RopeScaling::Linear { factor } => numbers.push(("positions.rope.scaling.factor", factor)),
-                RopeScaling::Llama3 { factor, low_frequency, high_frequency, .. } => numbers.extend([
-                    ("positions.rope.scaling.factor", factor),
-                    ("positions.rope.scaling.low_frequency", low_frequency),
-                    ("positions.rope.scaling.high_frequency", high_frequency),
-                ]),
-                RopeScaling::Yarn { factor, beta_fast, beta_slow, attention_factor, .. } => {
-                    numbers.extend([
-                        ("positions.rope.scaling.factor", factor),
-                        ("positions.rope.scaling.beta_fast", beta_fast),
-                        ("positions.rope.scaling.beta_slow", beta_slow),
-                        ("positions.rope.scaling.attention_factor", attention_factor),
-                    ]);
-                }
-            }
+    /// The most positions of a sequence, if there is a limit.
+    pub fn position_limit(&self) -> Option<usize> {
+        match &self.positions {
+            PositionConfig::Learned => Some(self.max_positions),
+            PositionConfig::Rope(RopeConfig {
+                scaling: RopeScaling::LongRope { original_positions, .. },
+                ..
+            }) => Some(*original_positions),
+            PositionConfig::Rope(_) => None,
         }
-        match numbers.into_iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
-            Some((key, value)) => Err(ConfigError::NotPositive { key, value: value.to_string() }),
-            None => Ok(()),
-        }
-    }
-
-    fn check_layers(&self) -> Result<(), ConfigError> {
-        let choices = [
-            ("attention.window.layers", self.attention.window.as_ref().map(|window| &window.layers)),
-            ("experts.layers", self.experts.as_ref().map(|experts| &experts.layers)),
-        ];
-        for (key, choice) in choices {
-            let Some(LayerChoice::Only(layers)) = choice else { continue };
-            if layers.len() > self.layers {
-                let (value, limit) = (layers.len(), self.layers);
-                return Err(ConfigError::Above { key, value, limit, of: "layers" });
-            }
-            if let Some(&value) = layers.iter().find(|&&layer| layer >= self.layers) {
-                return Err(ConfigError::Above { key, value, limit: self.layers - 1, of: "layers - 1" });
-            }
-        }
-        Ok(())
     }
 
     /// The attention window of a layer.
-    pub(crate) fn window(&self, layer: usize) -> Option<usize> {
-        self.attention.window.as_ref().filter(|window| window.layers.has(layer)).map(|window| window.size)
+    pub(crate) fn window(&self, layer: usize) -> Option<&WindowConfig> {
+        self.attention.window.as_ref().filter(|window| window.layers.has(layer))
+    }
+
+    /// The rotary embeddings of a layer.
+    pub(crate) fn rope(&self, layer: usize) -> Option<&RopeConfig> {
+        match &self.positions {
+            PositionConfig::Rope(rope) => Some(rope).filter(|rope| rope.layers.has(layer)),
+            PositionConfig::Learned => None,
+        }
     }
 
     /// The experts of a layer.
@@ -548,7 +548,7 @@ impl DecoderConfig {
             match &self.experts {
                 _ if spec.name == crate::parameter::EMBEDDING && !self.head.tied => 0,
                 _ if spec.name == crate::parameter::POSITIONS => 0,
-                Some(experts) if spec.name.contains(".experts.") => {
+                Some(experts) if spec.name.contains(".mlp.experts.") => {
                     all * experts.chosen as u64 / (experts.count as u64).max(1)
                 }
                 _ => all,

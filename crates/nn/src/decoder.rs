@@ -11,16 +11,23 @@ use std::fmt;
 use std::sync::Arc;
 
 use weightloom_dtensor::{DTensor, DistContext, GradientReduction};
-use weightloom_layout::{DType, Layout, Shape};
-use weightloom_tensor::Tensor;
+use weightloom_layout::{DType, Layout};
 
-use crate::batch_adapters::BatchAdapters;
+use crate::batch_adapters::{AdapterSpec, BatchAdapters};
+use crate::cached_decoding::CachedDecoding;
 use crate::config::DecoderConfig;
 use crate::context::ForwardContext;
+use crate::decoding::Decoding;
+use crate::definition::ModelDefinition;
 use crate::error::NnError;
+use crate::model::{Check, Model};
 use crate::norm::Norm;
+use crate::parameter::{EMBEDDING, Initial, InitialValues, ParameterSpec, parameters};
 use crate::plan::Plan;
 use crate::rope::Rope;
+use crate::score::TokenLogprobs;
+use crate::sequence::{Sequence, SequenceOutput};
+use crate::shard::ModelShard;
 use crate::stage::Stage;
 
 pub use forward::{ActivationCheckpointing, Dropout, ForwardArgs, Input};
@@ -33,7 +40,7 @@ use layer::Layer;
 /// use weightloom_gang::{GangOptions, solo};
 /// use weightloom_layout::{DType, Mesh};
 /// use weightloom_nn::{
-///     Decoder, DecoderConfig, ForwardArgs, Input, NnError, Parallel, Plan, Stage, initial_values, parameters,
+///     Decoder, DecoderConfig, ForwardArgs, Input, ModelDefinition, NnError, Parallel, Plan, Stage, parameters,
 /// };
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -52,7 +59,7 @@ use layer::Layer;
 ///     .iter()
 ///     .map(|spec| {
 ///         let layout = plan.layout_of(&spec.name);
-///         Ok((spec.name.clone(), initial_values(&config, spec, DType::F32, 0, &dist, layout)?))
+///         Ok((spec.name.clone(), config.initial_values(spec, DType::F32, 0, &dist, layout)?))
 ///     })
 ///     .collect::<Result<_, NnError>>()?;
 /// let decoder = Decoder::new(config, stage, plan, dist, values)?;
@@ -66,7 +73,7 @@ use layer::Layer;
 /// ```
 pub struct Decoder {
     structure: Arc<Structure>,
-    parameters: Vec<(String, DTensor)>,
+    shard: ModelShard,
 }
 
 /// A decoder without the values of its parameters.
@@ -84,8 +91,7 @@ pub(crate) struct Structure {
 
 impl fmt::Debug for Decoder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Stage { layers, of } = &self.structure.stage;
-        write!(f, "Decoder(layers {layers:?} of {of}, {} parameters)", self.parameters.len())
+        write!(f, "Decoder({:?})", self.shard)
     }
 }
 
@@ -110,39 +116,29 @@ impl Decoder {
         &self.structure.dist
     }
 
-    /// The bytes of keys and values that a [`Cache`](crate::Cache) holds per token,
-    /// on all ranks together.
-    pub fn cache_bytes_per_token(&self) -> usize {
-        let Structure { config, stage, plan, .. } = &*self.structure;
-        let held = self.parameters.first().map_or(DType::F32, |(_, value)| value.dtype());
-        let element = plan.usage().dtype.unwrap_or(held).size();
-        let attention = &config.attention;
-        2 * stage.layers.len() * attention.kv_heads * attention.width * element
-    }
-
     /// Parameters with their names, in the order of [`parameters`](crate::parameters).
     pub fn parameters(&self) -> &[(String, DTensor)] {
-        &self.parameters
+        self.shard.parameters()
     }
 
     /// Parameters for in-place updates. Shapes and layouts must not change.
     pub fn parameters_mut(&mut self) -> &mut [(String, DTensor)] {
-        &mut self.parameters
+        self.shard.parameters_mut()
     }
 
     /// Looks a parameter up by name.
     pub fn parameter(&self, name: &str) -> Option<&DTensor> {
-        self.index_of(name).map(|index| &self.parameters[index].1)
+        self.shard.parameter(name)
     }
 
     fn index_of(&self, name: &str) -> Option<usize> {
-        self.parameters.iter().position(|(found, _)| found == name)
+        self.shard.index_of(name)
     }
 
     pub(crate) fn context<'a>(&'a self, adapters: BatchAdapters<'a>) -> ForwardContext<'a> {
         ForwardContext {
             structure: &self.structure,
-            parameters: &self.parameters,
+            parameters: self.shard.parameters(),
             first_parameter: 0,
             adapters,
             dropout: None,
@@ -153,22 +149,13 @@ impl Decoder {
     /// Builds a replicated `[batch, time]` tensor of tokens, right-padding
     /// shorter rows with zeros.
     pub fn tokens(&self, rows: &[&[u32]]) -> Result<DTensor, NnError> {
-        let vocabulary = self.structure.config.vocabulary;
-        let time = rows.iter().map(|row| row.len()).max().unwrap_or(0);
-        let mut all = Vec::with_capacity(rows.len() * time);
-        for row in rows {
-            if let Some(&token) = row.iter().find(|token| **token as usize >= vocabulary) {
-                return Err(NnError::UnknownToken { token, vocabulary });
-            }
-            all.extend(row.iter().map(|&token| i64::from(token)));
-            all.extend(std::iter::repeat_n(0, time - row.len()));
-        }
-        let tokens = Tensor::from_slice(&all, &[rows.len(), time])?;
-        Ok(DTensor::distribute(
-            &self.structure.dist,
-            &tokens,
-            Layout::replicated(self.structure.plan.mesh()),
-        )?)
+        self.shard.tokens(rows, self.structure.config.vocabulary)
+    }
+
+    /// Builds the global batch from this rank's `count` rows, concatenated in
+    /// `rows`. Every data-parallel rank contributes as many.
+    pub fn batch(&self, rows: &[i64], count: usize) -> Result<DTensor, NnError> {
+        self.shard.batch(rows, count)
     }
 
     /// Selects hidden states by `(row, position)`, as `[positions, hidden]`.
@@ -177,19 +164,148 @@ impl Decoder {
         hidden: &DTensor,
         positions: &[(usize, usize)],
     ) -> Result<DTensor, NnError> {
-        let [batch, time, width] = [hidden.shape()[0], hidden.shape()[1], hidden.shape()[2]];
-        let flat = hidden.reshape(&Shape::new(&[batch * time, width])?)?;
-        if positions.len() == batch * time
-            && positions.iter().enumerate().all(|(at, (row, position))| row * time + position == at)
-        {
-            return Ok(flat);
+        self.shard.select_positions(hidden, positions)
+    }
+}
+
+impl Model for Decoder {
+    fn definition(&self) -> &dyn ModelDefinition {
+        &self.structure.config
+    }
+
+    fn shard(&self) -> &ModelShard {
+        &self.shard
+    }
+
+    fn shard_mut(&mut self) -> &mut ModelShard {
+        &mut self.shard
+    }
+
+    fn forward(&self, input: Input, args: ForwardArgs<'_>) -> Result<DTensor, NnError> {
+        Self::forward(self, input, args)
+    }
+
+    fn logits(&self, hidden: &DTensor, adapters: BatchAdapters<'_>) -> Result<DTensor, NnError> {
+        Self::logits(self, hidden, adapters)
+    }
+
+    fn loss(
+        &self,
+        hidden: &DTensor,
+        targets: &DTensor,
+        divisor: f64,
+        adapter: Option<AdapterSpec<'_>>,
+    ) -> Result<DTensor, NnError> {
+        Self::loss(self, hidden, targets, divisor, adapter)
+    }
+
+    fn decoding<'a>(
+        &'a self,
+        prompts: &[Sequence<'_>],
+        adapters: Vec<Option<AdapterSpec<'a>>>,
+        capacity: usize,
+    ) -> Result<Box<dyn Decoding + 'a>, NnError> {
+        Ok(Box::new(CachedDecoding::new(self, prompts, adapters, capacity)?))
+    }
+
+    fn forward_sequences<'a>(
+        &'a self,
+        sequences: &[Sequence<'_>],
+        adapters: &[Option<AdapterSpec<'a>>],
+    ) -> Result<Box<dyn SequenceOutput + 'a>, NnError> {
+        Ok(Box::new(self.forward_prefix_tree(sequences, adapters)?))
+    }
+
+    fn score_checked(
+        &self,
+        rows: &[&[u32]],
+        top: usize,
+        adapter: Option<AdapterSpec<'_>>,
+        check: Check<'_>,
+    ) -> Result<Option<Vec<Vec<TokenLogprobs>>>, NnError> {
+        self.score_tree(rows, top, adapter, check)
+    }
+}
+
+impl ModelDefinition for DecoderConfig {
+    fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
+    fn layers(&self) -> usize {
+        self.layers
+    }
+
+    fn hidden(&self) -> usize {
+        self.hidden
+    }
+
+    fn max_positions(&self) -> Option<usize> {
+        self.position_limit()
+    }
+
+    fn context_length(&self) -> Option<usize> {
+        Some(self.max_positions)
+    }
+
+    fn parameters(&self, stage: &Stage) -> Vec<ParameterSpec> {
+        parameters(self, stage)
+    }
+
+    fn tied_parameter(&self) -> Option<&str> {
+        self.head.tied.then_some(EMBEDDING)
+    }
+
+    fn initializer(&self) -> f64 {
+        self.initializer
+    }
+
+    fn initial_values(
+        &self,
+        spec: &ParameterSpec,
+        dtype: DType,
+        seed: u64,
+        dist: &Arc<DistContext>,
+        layout: Layout,
+    ) -> Result<DTensor, NnError> {
+        let values = InitialValues { spec, dtype, dist, layout };
+        match spec.initial {
+            Initial::Zeros => values.full(0.0),
+            Initial::Identity => values.full(1.0 - self.norm.offset),
+            Initial::Normal => values.normal(self.initializer, seed),
         }
-        let indices: Vec<i64> =
-            positions.iter().map(|(row, position)| (row * time + position) as i64).collect();
-        let indices = Tensor::from_slice(&indices, &[positions.len()])?;
-        let replicated = Layout::replicated(self.structure.plan.mesh());
-        let indices = DTensor::distribute(&self.structure.dist, &indices, replicated)?;
-        Ok(flat.index_select(0, &indices)?)
+    }
+
+    fn check(&self) -> Result<(), NnError> {
+        Ok(Self::check(self)?)
+    }
+
+    fn active_parameters(&self) -> u64 {
+        Self::active_parameters(self)
+    }
+
+    /// Half of the keys and values are seen on average: two products of so many
+    /// numbers each.
+    fn mixing_flops(&self, seq_len: usize) -> f64 {
+        2.0 * seq_len as f64 * self.layers as f64 * (self.attention.heads * self.attention.width) as f64
+    }
+
+    fn layer_kind(&self, layer: usize) -> u64 {
+        let experts = self.experts(layer).is_some();
+        let window = self.attention.window.as_ref().is_some_and(|window| window.layers.has(layer));
+        u64::from(experts) | u64::from(window) << 1
+    }
+
+    fn cache_bytes_per_layer(&self, dtype: DType) -> usize {
+        2 * self.attention.kv_heads * self.attention.width * dtype.size()
+    }
+
+    fn build(&self, shard: ModelShard) -> Result<Box<dyn Model>, NnError> {
+        Ok(Box::new(Decoder::from_shard(self.clone(), shard)?))
+    }
+
+    fn is_same(&self, other: &dyn ModelDefinition) -> bool {
+        other.downcast::<Self>() == Some(self)
     }
 }
 

@@ -22,6 +22,8 @@ pub enum NnError {
     Sampling(#[from] SamplingError),
     #[error("cannot cut stage {stage} of {stages} from {layers} layers")]
     Stages { stage: usize, stages: usize, layers: usize },
+    #[error("the parameters of `{model}` do not fit together: `{parameter}` is {problem}")]
+    StageParameter { model: String, parameter: String, problem: &'static str },
     #[error("missing parameter `{name}`")]
     MissingParameter { name: String },
     #[error("cannot use parameter `{name}` of shape {found}: expected {expected}")]
@@ -56,6 +58,8 @@ pub enum NnError {
     WrongStage { start: usize, end: usize, of: usize, action: &'static str },
     #[error("the adapter updates `{module}`, which the model does not have")]
     UnknownModule { module: String, near: Option<String> },
+    #[error("cannot merge an adapter into `{model}`: only our decoder can be merged")]
+    NoMerge { model: String },
     #[error("cannot use the adapter's {tensor} of shape {found} for `{module}`: expected {expected}")]
     AdapterShape { module: String, tensor: &'static str, found: Shape, expected: Shape },
     #[error(transparent)]
@@ -80,6 +84,7 @@ impl Hint for NnError {
             Self::UnknownModule { near: None, .. } | Self::AdapterShape { .. } => {
                 "use the adapter's base model"
             }
+            Self::NoMerge { .. } => "use the adapter beside the model",
             Self::UnevenRows { .. } => "append one token at a time",
             Self::NotFinite { .. } => "compute in f32, and check the weights with `weightloom verify`",
             Self::EmptyPrompt { .. } => "start with the beginning-of-text token",

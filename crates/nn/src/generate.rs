@@ -2,19 +2,13 @@
 
 use std::ops::ControlFlow;
 
-use weightloom_dtensor::DTensor;
-use weightloom_layout::DType;
-use weightloom_tensor::no_grad;
-
 use crate::batch_adapters::{AdapterRows, AdapterSpec, BatchAdapters, group_by_adapter};
-use crate::cache::Cache;
-use crate::config::PositionConfig;
-use crate::decoder::{Decoder, ForwardArgs, Input};
+use crate::decoding::Decoding;
 use crate::error::NnError;
-use crate::prefill::Prefill;
-use crate::prefix_tree::Sequence;
+use crate::model::Model;
 use crate::sampling::{Sampler, Sampling};
 use crate::score::{TokenLogprobs, token_logprobs};
+use crate::sequence::Sequence;
 
 /// Cache positions reserved for new tokens at first; longer texts grow the cache.
 const MAX_RESERVED_TOKENS: usize = 4096;
@@ -68,20 +62,21 @@ pub struct GeneratedSequence {
 
 /// Generation in progress.
 pub struct Generation<'a> {
-    decoder: &'a Decoder,
+    model: &'a dyn Model,
     /// The adapter of each row.
     adapters: Vec<Option<AdapterSpec<'a>>>,
     request: GenerateRequest,
     sampler: Sampler,
     /// The samplers of rows that have their own.
     row_samplers: Vec<Sampler>,
-    cache: Cache,
+    /// The rows in progress, after prefill.
+    decoding: Option<Box<dyn Decoding + 'a>>,
     /// Positions to reserve for each row.
     capacity: usize,
     prefill_chunk: Option<usize>,
     /// The logits after the prompts, until the first step uses them.
     prefilled: Option<Vec<f32>>,
-    /// The rows in the cache, in its order.
+    /// The rows in progress, in the order of `decoding`.
     live: Vec<usize>,
     added: Vec<Vec<u32>>,
     finished: Vec<Option<FinishReason>>,
@@ -91,7 +86,7 @@ impl<'a> Generation<'a> {
     /// Prepares generation; the first [`step`](Self::step) computes. Rows with
     /// the same adapter are fastest next to each other.
     pub fn new(
-        decoder: &'a Decoder,
+        model: &'a dyn Model,
         adapters: impl Into<BatchAdapters<'a>>,
         request: GenerateRequest,
     ) -> Result<Self, NnError> {
@@ -107,20 +102,19 @@ impl<'a> Generation<'a> {
             return Err(NnError::EmptyPrompt { row });
         }
         let longest = request.prompts.iter().map(Vec::len).max().unwrap_or(0);
-        let config = decoder.config();
-        if config.positions == PositionConfig::Learned && longest > config.max_positions {
-            return Err(NnError::TooLong { needed: longest, available: config.max_positions });
+        if let Some(available) = model.definition().max_positions().filter(|most| longest > *most) {
+            return Err(NnError::TooLong { needed: longest, available });
         }
         let sampler = Sampler::new(request.sampling.clone())?;
         let rows = request.prompts.len();
         let capacity = longest + request.max_new_tokens.min(MAX_RESERVED_TOKENS);
         let finish = (request.max_new_tokens == 0).then_some(FinishReason::Length);
         Ok(Self {
-            decoder,
+            model,
             adapters,
             sampler,
             row_samplers: Vec::new(),
-            cache: Cache::new(rows, capacity),
+            decoding: None,
             capacity,
             prefill_chunk: None,
             prefilled: None,
@@ -158,54 +152,30 @@ impl<'a> Generation<'a> {
         &mut self,
         mut check: impl FnMut() -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, NnError> {
-        if self.is_done() || !self.needs_prefill() {
+        if self.is_done() || self.decoding.is_some() {
             return Ok(ControlFlow::Continue(()));
         }
         let groups: Vec<AdapterRows<'a>> = group_by_adapter(self.live.iter().map(|row| self.adapters[*row]));
         let numbers = groups.iter().enumerate();
         let numbers = numbers.flat_map(|(number, group)| std::iter::repeat_n(number, group.rows));
-        let sequences: Vec<Sequence<'_>> = self
+        let prompts: Vec<Sequence<'_>> = self
             .live
             .iter()
             .zip(numbers)
             .map(|(row, adapter)| Sequence { tokens: &self.request.prompts[*row], adapter })
             .collect();
         let adapters = groups.iter().map(|group| group.adapter).collect();
-        let mut prefill = Prefill::new(self.decoder, &sequences, adapters, self.capacity)?;
+        let mut decoding = self.model.decoding(&prompts, adapters, self.capacity)?;
         if let Some(tokens) = self.prefill_chunk {
-            prefill.set_chunk(tokens);
+            decoding.set_prefill_chunk(tokens);
         }
-        // Several sequences may end with the same token of the tree.
-        let last: Vec<usize> = (0..sequences.len()).map(|sequence| prefill.last_token(sequence)).collect();
-        let mut wanted = last.clone();
-        wanted.sort_unstable();
-        wanted.dedup();
-        let mut hidden = Vec::new();
-        loop {
-            if check().is_break() {
-                return Ok(ControlFlow::Break(()));
-            }
-            let Some(chunk) = prefill.next_chunk()? else { break };
-            let inside: Vec<usize> =
-                wanted.iter().copied().filter(|token| chunk.range.contains(token)).collect();
-            if !inside.is_empty() {
-                hidden.push(prefill.select(&chunk, &inside)?);
+        match decoding.prefill(&mut check)? {
+            ControlFlow::Break(()) => Ok(ControlFlow::Break(())),
+            ControlFlow::Continue(logits) => {
+                (self.prefilled, self.decoding) = (Some(logits), Some(decoding));
+                Ok(ControlFlow::Continue(()))
             }
         }
-        let hidden = no_grad(|| DTensor::cat(&hidden.iter().collect::<Vec<_>>(), 0))?;
-        let logits = prefill.logits(&hidden, &wanted)?;
-        let vocabulary = self.decoder.config().vocabulary;
-        let logits = last.iter().flat_map(|token| {
-            let at = wanted.binary_search(token).unwrap_or(0) * vocabulary;
-            logits[at..at + vocabulary].iter().copied()
-        });
-        self.prefilled = Some(logits.collect());
-        self.cache = prefill.into_cache(self.capacity)?;
-        Ok(ControlFlow::Continue(()))
-    }
-
-    fn needs_prefill(&self) -> bool {
-        self.cache.lengths().iter().all(|length| *length == 0)
     }
 
     /// Whether all rows have ended.
@@ -225,17 +195,17 @@ impl<'a> Generation<'a> {
         if self.is_done() {
             return Ok(Vec::new());
         }
-        if self.needs_prefill() {
+        if self.decoding.is_none() {
             let _ = self.prefill(|| ControlFlow::Continue(()))?;
         }
         let logits = match self.prefilled.take() {
             Some(logits) => logits,
             None => {
                 self.drop_finished_rows()?;
-                no_grad(|| self.decode())?
+                self.decode()?
             }
         };
-        let vocabulary = self.decoder.config().vocabulary;
+        let vocabulary = self.model.definition().vocabulary();
         let mut tokens = Vec::new();
         for (&row, logits) in self.live.iter().zip(logits.chunks_exact(vocabulary)) {
             if self.finished[row].is_some() {
@@ -269,10 +239,13 @@ impl<'a> Generation<'a> {
         Ok(tokens)
     }
 
+    /// The number of tokens of a row.
+    fn length(&self, row: usize) -> usize {
+        self.request.prompts[row].len() + self.added[row].len()
+    }
+
     fn finish_reason(&self, row: usize, id: u32) -> Option<FinishReason> {
-        let config = self.decoder.config();
-        let length = self.request.prompts[row].len() + self.added[row].len();
-        let full = config.positions == PositionConfig::Learned && length >= config.max_positions;
+        let full = self.model.definition().max_positions().is_some_and(|most| self.length(row) >= most);
         if self.request.stop_tokens.contains(&id) {
             Some(FinishReason::Stop)
         } else if self.added[row].len() >= self.request.max_new_tokens || full {
@@ -282,41 +255,32 @@ impl<'a> Generation<'a> {
         }
     }
 
-    /// Removes finished rows from the cache. This copies the others, so it
-    /// waits until a quarter has finished or learned positions run out.
+    /// Removes finished rows. This may copy the others, so it waits until a quarter
+    /// has finished or positions run out.
     fn drop_finished_rows(&mut self) -> Result<(), NnError> {
-        let config = self.decoder.config();
         let ended = self.live.iter().filter(|row| self.finished[**row].is_some()).count();
-        let full = config.positions == PositionConfig::Learned
-            && self.cache.lengths().iter().any(|length| *length >= config.max_positions);
+        let most = self.model.definition().max_positions();
+        let full = most.is_some_and(|most| self.live.iter().any(|row| self.length(*row) > most));
         if ended == 0 || (ended * 4 < self.live.len() && !full) {
             return Ok(());
         }
         let kept: Vec<usize> =
             (0..self.live.len()).filter(|index| self.finished[self.live[*index]].is_none()).collect();
-        no_grad(|| self.cache.retain_rows(&kept))?;
+        if let Some(decoding) = &mut self.decoding {
+            decoding.retain_rows(&kept)?;
+        }
         self.live = kept.into_iter().map(|index| self.live[index]).collect();
         Ok(())
     }
 
-    /// Computes the last token of each row in the cache, and the logits of the next.
+    /// Computes the last token of each row, and the logits of the next.
     fn decode(&mut self) -> Result<Vec<f32>, NnError> {
-        let groups: Vec<AdapterRows<'a>> = group_by_adapter(self.live.iter().map(|row| self.adapters[*row]));
-        let last_tokens: Vec<&[u32]> = self
-            .live
-            .iter()
-            .map(|&row| {
-                let added = &self.added[row];
-                &added[added.len().saturating_sub(1)..]
-            })
-            .collect();
-        let input = Input::Tokens(self.decoder.tokens(&last_tokens)?);
-        let adapters = BatchAdapters::Groups(&groups);
-        let args = ForwardArgs { cache: Some(&mut self.cache), adapters, ..ForwardArgs::default() };
-        let hidden = self.decoder.forward(input, args)?;
-        let last: Vec<(usize, usize)> = (0..last_tokens.len()).map(|row| (row, 0)).collect();
-        let logits = self.decoder.logits(&self.decoder.select_positions(&hidden, &last)?, adapters)?;
-        Ok(logits.cast(DType::F32)?.full_tensor()?.to_vec::<f32>()?)
+        let last = |row: &usize| self.added[*row].last().copied().unwrap_or(0);
+        let tokens: Vec<u32> = self.live.iter().map(last).collect();
+        match &mut self.decoding {
+            Some(decoding) => decoding.step(&tokens),
+            None => Ok(Vec::new()),
+        }
     }
 
     /// Generates until all rows have ended.

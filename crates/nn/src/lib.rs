@@ -1,8 +1,9 @@
-//! One configurable decoder, and the code that runs it.
+//! Language models over distributed tensors: one trait, one configurable decoder,
+//! and the code that runs them.
 //!
-//! A [`DecoderConfig`] describes a language model; a [`Decoder`] is a model with
-//! its parameters, sharded by a [`Plan`]. Model families are configurations of
-//! it: nothing in this crate depends on one.
+//! A [`ModelDefinition`] describes a model; a [`Model`] is one with its parameters,
+//! sharded by a [`Plan`]. A [`DecoderConfig`] and a [`Decoder`] are ours. Model
+//! families are configurations of it: nothing in this crate depends on one.
 //!
 //! - [`parameters`] lists the parameters before anything is allocated.
 //! - [`Decoder::forward`] and [`Decoder::loss`] train; [`Generation`] generates.
@@ -18,15 +19,20 @@ mod adapter;
 mod attention;
 mod batch_adapters;
 mod cache;
+mod cached_decoding;
 mod config;
 mod context;
 mod decoder;
+mod decoding;
+mod definition;
 mod error;
 mod experts;
 mod generate;
+mod latent_attention;
 mod linear;
 mod loss;
 mod mlp;
+mod model;
 mod norm;
 mod packing;
 mod parameter;
@@ -36,23 +42,30 @@ mod prefix_tree;
 mod rope;
 mod sampling;
 mod score;
+mod sequence;
+mod shard;
 mod stage;
 
 pub use adapter::{Adapter, AdapterTensor, AdapterTensorKind, LowRank, Replacement, merge_adapter};
 pub use batch_adapters::{AdapterRows, AdapterSpec, BatchAdapters, group_by_adapter};
 pub use cache::Cache;
 pub use config::{
-    Activation, AttentionConfig, ConfigError, DecoderConfig, ExpertWeights, ExpertsConfig, Gating,
-    HeadConfig, LayerChoice, MlpConfig, NormConfig, NormKind, PositionConfig, QkNorm, ResidualForm,
-    RopeConfig, RopeScaling, WindowConfig,
+    Activation, AttentionConfig, ConfigError, DecoderConfig, ExpertGroups, ExpertScores, ExpertWeighting,
+    ExpertWeights, ExpertsConfig, Gating, HeadConfig, LatentConfig, LayerChoice, MlpConfig, NormConfig,
+    NormKind, PositionConfig, QkNorm, ResidualForm, RopeConfig, RopePairs, RopeScaling, TemperatureConfig,
+    WindowConfig, WindowKind,
 };
 pub use decoder::{ActivationCheckpointing, Decoder, Dropout, ForwardArgs, Input};
+pub use decoding::Decoding;
+pub use definition::{ModelDefinition, SharedDefinition};
 pub use error::NnError;
 pub use generate::{FinishReason, GenerateRequest, GeneratedSequence, GeneratedToken, Generation};
 pub use loss::IGNORED;
-pub use parameter::{EMBEDDING, Initial, ParameterSpec, initial_values, parameters};
+pub use model::{AsModel, Check, Model};
+pub use parameter::{EMBEDDING, Initial, InitialValues, ParameterSpec, is_buffer, parameters};
 pub use plan::{Parallel, Plan, PlanError, SequenceParallelism, Usage};
-pub use prefix_tree::{PrefixTreeOutput, Sequence};
 pub use sampling::{Sampler, Sampling, SamplingError};
 pub use score::TokenLogprobs;
+pub use sequence::{Sequence, SequenceOutput};
+pub use shard::ModelShard;
 pub use stage::Stage;

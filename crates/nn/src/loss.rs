@@ -2,7 +2,7 @@
 
 use weightloom_dtensor::DTensor;
 use weightloom_layout::{DType, Placement, Shape};
-use weightloom_tensor::{CrossEntropy, Tensor};
+use weightloom_tensor::CrossEntropy;
 
 use crate::batch_adapters::AdapterSpec;
 use crate::decoder::Decoder;
@@ -13,15 +13,6 @@ use crate::parameter::{EMBEDDING, HEAD};
 pub const IGNORED: i64 = -100;
 
 impl Decoder {
-    /// Builds the global batch from this rank's `count` rows, concatenated in
-    /// `rows`. Every data-parallel rank contributes as many.
-    pub fn batch(&self, rows: &[i64], count: usize) -> Result<DTensor, NnError> {
-        let time = rows.len() / count.max(1);
-        let local = Tensor::from_slice(rows, &[count, time])?;
-        let shape = Shape::new(&[count * self.plan().data_parallel_size(), time])?;
-        Ok(DTensor::from_local(self.dist(), local, self.plan().batch_layout()?, &shape)?)
-    }
-
     /// The cross-entropy of the result of [`forward`](Self::forward) with
     /// targets `[batch, time]`, summed over all targets but [`IGNORED`] and
     /// divided by `divisor`. With the number of targets of a whole batch as the

@@ -9,7 +9,7 @@ use weightloom_layout::{DType, Shape};
 use weightloom_tensor::{Device, Tensor};
 
 use crate::error::NnError;
-use crate::rope::Rope;
+use crate::rope::{PositionTables, Rope};
 
 /// The documents of packed rows.
 pub(crate) struct PackedDocuments {
@@ -45,8 +45,8 @@ impl PackedDocuments {
         Ok(DTensor::from_local(self.starts.dist(), local, self.starts.layout(), shape)?)
     }
 
-    /// Cosines and sines, `[batch, time, pairs]`.
-    pub(crate) fn angles(&self, rope: &Rope) -> Result<[DTensor; 2], NnError> {
+    /// The tables of the tokens' positions, `[batch, time, …]`.
+    pub(crate) fn tables(&self, rope: &Rope) -> Result<PositionTables<DTensor>, NnError> {
         let device = self.starts.to_local().device();
         let ids = self.local_ids()?;
         let longest = match device {
@@ -54,12 +54,26 @@ impl PackedDocuments {
             _ => ids.to_vec::<i64>()?.into_iter().max().map_or(0, |last| last as usize + 1),
         };
         let ids = ids.reshape(&Shape::new(&[ids.shape().volume()])?)?;
-        let [cos, sin] = rope.tables(0..longest, device)?;
-        let pairs = cos.shape()[1];
-        let with_pairs = |shape: &Shape| Shape::new(&[shape[0], shape[1], pairs]);
-        let (local, shape) = (with_pairs(self.starts.to_local().shape())?, with_pairs(self.starts.shape())?);
-        let by_token = |table: Tensor| self.wrap(table.index_select(0, &ids)?.reshape(&local)?, &shape);
-        Ok([by_token(cos)?, by_token(sin)?])
+        rope.tables(0..longest, device)?.try_map(|table| {
+            let width = table.shape()[1];
+            let with_width = |shape: &Shape| Shape::new(&[shape[0], shape[1], width]);
+            let (local, shape) =
+                (with_width(self.starts.to_local().shape())?, with_width(self.starts.shape())?);
+            self.wrap(table.index_select(0, &ids)?.reshape(&local)?, &shape)
+        })
+    }
+
+    /// The first visible position of each token, if it sees only the chunk of its
+    /// document that it is in, `[batch, time]` of `i64`.
+    pub(crate) fn chunk_starts(&self, size: usize) -> Result<DTensor, NnError> {
+        let local = self.starts.to_local();
+        if local.device() == Device::Meta {
+            return Ok(self.starts.clone());
+        }
+        let (starts, ids) = (local.to_vec::<i64>()?, self.local_ids()?.to_vec::<i64>()?);
+        let size = size as i64;
+        let chunks: Vec<i64> = starts.iter().zip(ids).map(|(start, id)| start + id / size * size).collect();
+        self.wrap(Tensor::from_slice(&chunks, local.shape())?, self.starts.shape())
     }
 
     /// The position in its document of each token, `[batch, time]`. Only padding

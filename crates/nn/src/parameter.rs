@@ -6,14 +6,14 @@ use weightloom_dtensor::{DTensor, DistContext};
 use weightloom_layout::{DType, Layout, Shape};
 use weightloom_tensor::{Device, Stream, Tensor};
 
-use crate::config::{DecoderConfig, Gating, NormKind, PositionConfig, QkNorm, ResidualForm};
+use crate::config::{DecoderConfig, Gating, LatentConfig, NormKind, PositionConfig, QkNorm, ResidualForm};
 use crate::error::NnError;
 use crate::stage::Stage;
 
-/// A parameter of a decoder.
+/// A parameter of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParameterSpec {
-    /// The name, as in Llama models on Hugging Face.
+    /// The name. Those of our decoder are as in Llama models on Hugging Face.
     pub name: String,
     /// Its shape.
     pub shape: Shape,
@@ -35,8 +35,14 @@ pub enum Initial {
 /// The token embedding, which a tied head shares.
 pub const EMBEDDING: &str = "model.embed_tokens.weight";
 pub(crate) const POSITIONS: &str = "model.embed_positions.weight";
+pub(crate) const CORRECTION_BIAS: &str = "mlp.gate.e_score_correction_bias";
 pub(crate) const LAST_NORM: &str = "model.norm";
 pub(crate) const HEAD: &str = "lm_head";
+
+/// Whether no gradient reaches a parameter: it only chooses experts.
+pub fn is_buffer(parameter: &str) -> bool {
+    parameter.ends_with(CORRECTION_BIAS)
+}
 
 /// Collects the parameters of a stage.
 struct SpecList<'a> {
@@ -69,8 +75,31 @@ impl SpecList<'_> {
         }
     }
 
+    fn latent_attention(&mut self, layer: &str, latent: &LatentConfig) {
+        let (hidden, attention) = (self.config.hidden, &self.config.attention);
+        let (heads, width) = (attention.heads, attention.width);
+        let (bias, output_bias) = (Bias::from(attention.input_bias), Bias::from(attention.output_bias));
+        let module = |name: &str| format!("{layer}.self_attn.{name}");
+        match latent.query_rank {
+            None => self.linear(&module("q_proj"), [heads * width, hidden], Bias::No),
+            Some(rank) => {
+                self.linear(&module("q_a_proj"), [rank, hidden], bias);
+                self.norm(&module("q_a_layernorm"), rank);
+                self.linear(&module("q_b_proj"), [heads * width, rank], Bias::No);
+            }
+        }
+        let (rank, plain) = (latent.kv_rank, width - latent.rope_width);
+        self.linear(&module("kv_a_proj_with_mqa"), [rank + latent.rope_width, hidden], bias);
+        self.norm(&module("kv_a_layernorm"), rank);
+        self.linear(&module("kv_b_proj"), [heads * (plain + latent.value_width), rank], Bias::No);
+        self.linear(&module("o_proj"), [hidden, heads * latent.value_width], output_bias);
+    }
+
     fn attention(&mut self, layer: &str) {
         let (hidden, attention) = (self.config.hidden, &self.config.attention);
+        if let Some(latent) = &attention.latent {
+            return self.latent_attention(layer, latent);
+        }
         let (queries, keys) = (attention.heads * attention.width, attention.kv_heads * attention.width);
         let bias = Bias::from(attention.input_bias);
         let (output_bias, norm, width) =
@@ -82,7 +111,7 @@ impl SpecList<'_> {
         let widths = match norm {
             Some(QkNorm::Head) => [width; 2],
             Some(QkNorm::Whole) => [queries, keys],
-            None => return,
+            Some(QkNorm::Rotated) | None => return,
         };
         for (name, width) in ["q", "k"].into_iter().zip(widths) {
             self.norm(&format!("{layer}.self_attn.{name}_norm"), width);
@@ -92,14 +121,25 @@ impl SpecList<'_> {
     fn mlp(&mut self, layer: &str, number: usize) {
         let (hidden, mlp) = (self.config.hidden, &self.config.mlp);
         if let Some(experts) = self.config.experts(number) {
-            let (count, inner) = (experts.count, experts.inner);
+            let (count, inner, shared) = (experts.count, experts.inner, experts.shared);
+            let has_correction_bias = experts.correction_bias;
             self.linear(&format!("{layer}.mlp.gate"), [count, hidden], Bias::No);
+            if has_correction_bias {
+                self.add(format!("{layer}.{CORRECTION_BIAS}"), &[count], Initial::Zeros);
+            }
             for name in ["gate", "up"] {
                 let name = format!("{layer}.mlp.experts.{name}_proj.weight");
                 self.add(name, &[count, inner, hidden], Initial::Normal);
             }
             let name = format!("{layer}.mlp.experts.down_proj.weight");
-            return self.add(name, &[count, hidden, inner], Initial::Normal);
+            self.add(name, &[count, hidden, inner], Initial::Normal);
+            if let Some(inner) = shared {
+                let module = |name: &str| format!("{layer}.mlp.shared_experts.{name}_proj");
+                self.linear(&module("gate"), [inner, hidden], Bias::No);
+                self.linear(&module("up"), [inner, hidden], Bias::No);
+                self.linear(&module("down"), [hidden, inner], Bias::No);
+            }
+            return;
         }
         let (inner, bias, gating) = (mlp.inner, Bias::from(mlp.bias), mlp.gating);
         if gating == Gating::Gated {
@@ -167,29 +207,31 @@ pub fn parameters(config: &DecoderConfig, stage: &Stage) -> Vec<ParameterSpec> {
     list.all
 }
 
-/// Initializes a parameter, with the same values in every layout.
-pub fn initial_values(
-    config: &DecoderConfig,
-    spec: &ParameterSpec,
-    dtype: DType,
-    seed: u64,
-    dist: &Arc<DistContext>,
-    layout: Layout,
-) -> Result<DTensor, NnError> {
-    let fill = |value: f64| -> Result<DTensor, NnError> {
-        let local = layout.local_shape(&spec.shape, dist.rank())?;
-        let local = Tensor::full(value, dtype, &local, Device::Cpu)?;
-        Ok(DTensor::from_local(dist, local, layout, &spec.shape)?)
-    };
-    match spec.initial {
-        Initial::Zeros => fill(0.0),
-        Initial::Identity => fill(1.0 - config.norm.offset),
-        Initial::Normal => {
-            // One random stream per parameter name.
-            let stream = Stream { seed, number: name_hash(&spec.name) };
-            let drawn = DTensor::normal(dist, DType::F32, &spec.shape, layout, stream)?;
-            Ok(drawn.scale(config.initializer)?.cast(dtype)?)
-        }
+/// Where and how to draw the initial values of a parameter.
+pub struct InitialValues<'a> {
+    /// The parameter.
+    pub spec: &'a ParameterSpec,
+    /// Its dtype.
+    pub dtype: DType,
+    /// The ranks that share it.
+    pub dist: &'a Arc<DistContext>,
+    /// How they share it.
+    pub layout: Layout,
+}
+
+impl InitialValues<'_> {
+    /// The same value everywhere.
+    pub fn full(&self, value: f64) -> Result<DTensor, NnError> {
+        let local = self.layout.local_shape(&self.spec.shape, self.dist.rank())?;
+        let local = Tensor::full(value, self.dtype, &local, Device::Cpu)?;
+        Ok(DTensor::from_local(self.dist, local, self.layout, &self.spec.shape)?)
+    }
+
+    /// Normally distributed values, one random stream per name.
+    pub fn normal(&self, std: f64, seed: u64) -> Result<DTensor, NnError> {
+        let stream = Stream { seed, number: name_hash(&self.spec.name) };
+        let drawn = DTensor::normal(self.dist, DType::F32, &self.spec.shape, self.layout, stream)?;
+        Ok(drawn.scale(std)?.cast(self.dtype)?)
     }
 }
 

@@ -30,12 +30,17 @@ impl Default for Parallel {
             "model.layers.*.self_attn.q_proj.*",
             "model.layers.*.self_attn.k_proj.*",
             "model.layers.*.self_attn.v_proj.*",
+            "model.layers.*.self_attn.q_b_proj.*",
+            "model.layers.*.self_attn.kv_b_proj.*",
             "model.layers.*.mlp.gate_proj.*",
             "model.layers.*.mlp.up_proj.*",
+            "model.layers.*.mlp.shared_experts.gate_proj.*",
+            "model.layers.*.mlp.shared_experts.up_proj.*",
         ];
         let others = [
             ("model.layers.*.self_attn.o_proj.weight", 1),
             ("model.layers.*.mlp.down_proj.weight", 1),
+            ("model.layers.*.mlp.shared_experts.down_proj.weight", 1),
             ("model.layers.*.mlp.experts.gate_proj.weight", 1),
             ("model.layers.*.mlp.experts.up_proj.weight", 1),
             ("model.layers.*.mlp.experts.down_proj.weight", 2),

@@ -16,7 +16,8 @@ use crate::batch_adapters::{AdapterSpec, BatchAdapters, group_by_adapter};
 use crate::cache::Cache;
 use crate::decoder::{ActivationCheckpointing, Decoder, Input};
 use crate::error::NnError;
-use crate::prefix_tree::{PrefixTree, Sequence, TreeChunk};
+use crate::prefix_tree::{PrefixTree, TreeChunk};
+use crate::sequence::Sequence;
 
 /// Tokens of a chunk: enough for efficient matrix products.
 const CHUNK_TOKENS: Range<usize> = 64..512;

@@ -11,12 +11,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use weightloom_dtensor::DTensor;
-use weightloom_tensor::Attention as AttentionOptions;
 
+use crate::attention::LayerAttention;
 use crate::cache::Cache;
 use crate::error::NnError;
-
-pub use forward::{PrefixTreeOutput, Sequence};
 
 /// Shorter prefixes are computed again: looking them up costs more.
 const MIN_SHARED_TOKENS: usize = 4;
@@ -160,7 +158,7 @@ impl TreeChunk {
     pub(crate) fn attention(
         &self,
         queries_keys_values: [&DTensor; 3],
-        options: AttentionOptions,
+        layer: LayerAttention,
         cache: Option<(&mut Cache, usize)>,
     ) -> Result<DTensor, NnError> {
         // A view with the tokens of each head next to each other.
@@ -182,7 +180,7 @@ impl TreeChunk {
             }
             let queries = queries.narrow(2, own.start - self.range.start, own.len())?;
             let output =
-                queries.attention(&concat_spans(&keys, &path)?, &concat_spans(&values, &path)?, options)?;
+                layer.forward(&queries, &concat_spans(&keys, &path)?, &concat_spans(&values, &path)?)?;
             // `[1, heads, time, width]` is stored with heads inside tokens.
             attended.push(output.permute(&[2, 0, 1, 3])?);
         }

@@ -1,12 +1,11 @@
 //! Log-probabilities of given tokens.
 
-use std::ops::ControlFlow;
-
 use crate::batch_adapters::AdapterSpec;
 use crate::decoder::Decoder;
 use crate::error::NnError;
+use crate::model::Check;
 use crate::prefill::Prefill;
-use crate::prefix_tree::Sequence;
+use crate::sequence::Sequence;
 
 /// Tokens of rows that are scored together. Their keys and values are in memory
 /// at once, and the logits of a chunk of them.
@@ -22,26 +21,14 @@ pub struct TokenLogprobs {
 }
 
 impl Decoder {
-    /// Scores every token but the first of each row given the tokens before it,
-    /// with the `top` most likely tokens at its position.
-    pub fn score(
+    /// Scores in chunks of a prefix tree; see
+    /// [`Model::score_checked`](crate::Model::score_checked).
+    pub(crate) fn score_tree(
         &self,
         rows: &[&[u32]],
         top: usize,
         adapter: Option<AdapterSpec<'_>>,
-    ) -> Result<Vec<Vec<TokenLogprobs>>, NnError> {
-        let scores = self.score_checked(rows, top, adapter, || ControlFlow::Continue(()))?;
-        Ok(scores.unwrap_or_default())
-    }
-
-    /// The same in chunks, with a call of `check` before each: it may break, and
-    /// the result is then `None`.
-    pub fn score_checked(
-        &self,
-        rows: &[&[u32]],
-        top: usize,
-        adapter: Option<AdapterSpec<'_>>,
-        mut check: impl FnMut() -> ControlFlow<()>,
+        check: Check<'_>,
     ) -> Result<Option<Vec<Vec<TokenLogprobs>>>, NnError> {
         if let Some(row) = rows.iter().position(|row| row.is_empty()) {
             return Err(NnError::EmptyPrompt { row });
@@ -56,7 +43,7 @@ impl Decoder {
             });
             let count = ends.take_while(|total| *total <= GROUP_TOKENS).count().max(1);
             let (group, others) = rest.split_at(count);
-            let Some(scored) = self.score_group(group, top, adapter, &mut check)? else { return Ok(None) };
+            let Some(scored) = self.score_group(group, top, adapter, check)? else { return Ok(None) };
             scores.extend(scored);
             rest = others;
         }
@@ -68,7 +55,7 @@ impl Decoder {
         rows: &[&[u32]],
         top: usize,
         adapter: Option<AdapterSpec<'_>>,
-        check: &mut impl FnMut() -> ControlFlow<()>,
+        check: Check<'_>,
     ) -> Result<Option<Vec<Vec<TokenLogprobs>>>, NnError> {
         let sequences: Vec<Sequence<'_>> =
             rows.iter().map(|tokens| Sequence { tokens, adapter: 0 }).collect();
@@ -97,7 +84,7 @@ impl Decoder {
             }
             let logits = prefill.logits(&prefill.select(&chunk, &tokens)?, &tokens)?;
             for (token, row, at) in inside {
-                let index = tokens.binary_search(&token).unwrap_or(0) * vocabulary;
+                let index = tokens.binary_search(&token).expect("scored tokens are computed") * vocabulary;
                 let logits = &logits[index..index + vocabulary];
                 let scored = token_logprobs(logits, rows[row][at], top);
                 // One NaN among the logits, or +inf, makes all of them NaN.

@@ -90,17 +90,16 @@ pub(crate) struct TokenBudget {
 
 impl Limits {
     pub(crate) fn new(generator: &TextGenerator, options: &ServeOptions) -> Self {
-        let config = generator.decoder.config();
-        let memory = ModelMemory {
-            cache_bytes_per_token: generator.decoder.cache_bytes_per_token(),
-            vocabulary: config.vocabulary,
-        };
-        let tokens = (0..u32::try_from(config.vocabulary).unwrap_or(u32::MAX)).filter_map(|id| {
+        let definition = generator.model.definition();
+        let vocabulary = definition.vocabulary();
+        let memory =
+            ModelMemory { cache_bytes_per_token: generator.model.cache_bytes_per_token(), vocabulary };
+        let tokens = (0..u32::try_from(vocabulary).unwrap_or(u32::MAX)).filter_map(|id| {
             let text = generator.tokenizer.token(id)?.len();
             Some(generator.tokenizer.token_bytes(id).map_or(text, |bytes| bytes.len().max(text)))
         });
         Self {
-            positions: config.max_positions,
+            positions: definition.context_length().unwrap_or(usize::MAX),
             memory,
             cache_bytes: options.max_cache_bytes,
             token_bytes: tokens.max().unwrap_or(1),

@@ -34,6 +34,7 @@ use crate::backend::{Backend, Description};
 use crate::cache;
 use crate::chat::ChatSupport;
 use crate::error::QueryError;
+use crate::extensions::Extensions;
 use crate::judge::{JudgeOptions, PreparedSuite, judge};
 use crate::packs::Packs;
 use crate::question::Question;
@@ -41,7 +42,7 @@ use crate::record::Record;
 use crate::report::Report;
 use crate::score::Weights;
 use crate::sections::Document;
-use crate::suite::Suite;
+use crate::suite::SuiteReader;
 
 /// Version of the format.
 const FORMAT: u32 = 1;
@@ -264,8 +265,14 @@ impl Archive {
 
     /// Judges the suite again, from the packed answers alone.
     pub fn reproduce(&self) -> Result<Report, ArchiveError> {
+        self.reproduce_with(&Extensions::standard())
+    }
+
+    /// Judges a suite with your own probes again, from the packed answers alone.
+    pub fn reproduce_with(&self, extensions: &Extensions) -> Result<Report, ArchiveError> {
         // Models are not opened, so paths need not exist.
-        let suite = Suite::read(&self.suite, Path::new(&self.manifest.suite), &|_| None)?;
+        let reader = SuiteReader::new(extensions, &|_| None);
+        let suite = reader.read(&self.suite, Path::new(&self.manifest.suite))?;
         let prepared = PreparedSuite {
             entries: suite.probes()?,
             document: self.sections.clone(),

@@ -4,11 +4,15 @@ pub mod api;
 pub mod build;
 pub mod custom;
 pub mod dummy;
+mod guarded;
+mod kind;
 pub mod local;
 pub mod model_pair;
 mod preflight;
 pub mod ranks;
+mod registry;
 pub mod sentence_encoder;
+mod standard;
 mod subset;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -17,6 +21,11 @@ mod tokenizer_match;
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
+
+pub use kind::{BackendKind, BackendRequest, NoOptions};
+pub use registry::{
+    Backends, RegisterBackendError, RegisterBackendProblem, RegisteredBackend, UnknownBackend,
+};
 
 use crate::answer::Answer;
 use crate::chat::ChatSupport;

@@ -211,6 +211,7 @@ pub fn judge(
         sections: prepared.document.as_ref().map_or(&[], |document| &document.sections),
         document: text.as_deref(),
         packs: &prepared.packs,
+        probes: prepared.suite.kinds(),
         only: &options.only,
         statistics,
         paired: options.paired,
@@ -295,7 +296,7 @@ fn add_layers(
         .filter(|record| !matches!(record.verdict, ProbeVerdict::Error | ProbeVerdict::Skip))
         .find_map(|record| {
             let entry = job.entries.iter().find(|entry| entry.name == record.name)?;
-            let prompts = entry.probe.attribution_prompts();
+            let prompts = entry.attribution_prompts();
             (!prompts.is_empty()).then_some((record, entry, prompts))
         });
     let Some((record, entry, prompts)) = found else { return };

@@ -26,7 +26,8 @@ mod tests;
 pub use claim::{Change, Claim, Draft, Limit, PairedSettings, Tail};
 pub use family::{Concluded, conclude};
 pub(crate) use family::{holm, pooled_gain};
-pub(crate) use limit::{mean_above, most_hits, share_below};
+pub(crate) use limit::most_hits;
+pub use limit::{mean_above, share_below};
 
 /// A divergence below this is rounding.
 pub(crate) const NO_CHANGE: f64 = 1e-9;

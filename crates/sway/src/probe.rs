@@ -2,9 +2,11 @@
 //!
 //! Each kind of probe is one file: its fields in a suite, what it is about, how
 //! it measures, its verdict under both [`Statistics`](crate::Statistics), its
-//! evidence, and its chart. To add a kind, implement [`ProbeKind`] in a file and
-//! add it to the lists below. Programs that use this crate implement [`Probe`]
-//! and build an [`Entry`](crate::runner::Entry) from it.
+//! evidence, and its chart. To add a kind here, implement [`ProbeKind`] in a file
+//! and add it to the lists below. Programs that use this crate implement
+//! [`ProbeKind`] too, and add it to [`Probes`]; suites then name it. A probe that
+//! no suite names implements [`Probe`], for an
+//! [`Entry`](crate::runner::Entry::of_probe).
 //!
 //! A probe is a pure function of a [`ProbeContext`]. It looks up answers; if one
 //! is missing, it stops with [`Stop::Pending`], and runs again once the backend
@@ -33,10 +35,12 @@ mod leakage;
 mod lookup;
 mod multi_turn_coherence_decay;
 mod null_adapter;
+pub(crate) mod panics;
 mod paraphrase_invariance;
 mod perturbation;
 mod preference_flip;
 mod prompt_collapse;
+mod registry;
 mod section_internalization;
 mod style_fingerprint;
 mod tool_call;
@@ -52,7 +56,7 @@ pub use adapter_revert::AdapterRevert;
 pub use calibration::{KindNull, NullStatistics};
 pub use calibration_drift::CalibrationDrift;
 pub use cases::{Case, Triple};
-pub use chart::{Chart, ChartBar, EvidenceTable, Shape};
+pub use chart::{Align, Chart, ChartBar, EvidenceTable, Shape, TableColumn};
 pub use cluster_kl::ClusterKl;
 pub use context::ProbeContext;
 pub use delta_kl::DeltaKl;
@@ -61,18 +65,20 @@ pub use evidence::{
     Calibration, Evidence, LimitTest, NullComparison, PassingSide, RawInterval, RawLimit, TaughtWordsOnly,
 };
 pub use external_perplexity::ExternalPerplexity;
-pub use finding::Finding;
+pub use finding::{Finding, InconsistentFinding};
 pub use generations::{Generation, Generations};
 pub use items::{Better, ItemResult, ItemResults};
-pub use kind::{FieldErrors, FieldProblem, Kind, ProbeKind, UnknownKind, find};
+pub use kind::{FieldErrors, FieldProblem, Kind, ProbeKind};
 pub use leakage::Leakage;
-pub use lookup::{ProbeError, Stop};
+pub use lookup::{ProbeError, Stop, all as look_up_all, both as look_up_both};
 pub use multi_turn_coherence_decay::MultiTurnCoherenceDecay;
 pub use null_adapter::{NullAdapter, NullAdapterEvidence, SkippedKind};
+pub use panics::Panicked;
 pub use paraphrase_invariance::{Intent, ParaphraseInvariance};
 pub use perturbation::Perturbation;
 pub use preference_flip::PreferenceFlip;
 pub use prompt_collapse::PromptCollapse;
+pub use registry::{Probes, RegisterProbeError, RegisterProbeProblem, UnknownKind};
 pub use section_internalization::SectionInternalization;
 pub use style_fingerprint::{Extended, StyleFingerprint};
 pub use tool_use_fidelity::{ToolCase, ToolUseFidelity};
@@ -81,6 +87,7 @@ use std::fmt::Debug;
 
 use crate::paired::{Draft, PairedSettings};
 use crate::prompt::Prompt;
+use crate::statistics::Statistics;
 
 /// All built-in kinds, in the order of the documentation.
 pub fn kinds() -> &'static [Kind] {
@@ -104,6 +111,11 @@ pub fn kinds() -> &'static [Kind] {
     KINDS
 }
 
+/// The built-in kind of a name.
+pub(crate) fn built_in(name: &str) -> Option<&'static Kind> {
+    kinds().iter().find(|kind| kind.name() == name)
+}
+
 /// One configured probe. Every [`ProbeKind`] is one.
 pub trait Probe: Debug + Send + Sync {
     /// What the probe is about, for reports.
@@ -120,6 +132,16 @@ pub trait Probe: Debug + Send + Sync {
     /// the probe measures no change of next tokens.
     fn attribution_prompts(&self) -> &[Prompt] {
         &[]
+    }
+
+    /// A chart of the evidence.
+    fn chart(&self, _evidence: &Evidence, _statistics: Statistics) -> Option<Chart> {
+        None
+    }
+
+    /// A table of the evidence.
+    fn table(&self, _evidence: &Evidence) -> Option<EvidenceTable> {
+        None
     }
 }
 
@@ -138,5 +160,13 @@ impl<T: ProbeKind> Probe for T {
 
     fn attribution_prompts(&self) -> &[Prompt] {
         ProbeKind::attribution_prompts(self)
+    }
+
+    fn chart(&self, evidence: &Evidence, statistics: Statistics) -> Option<Chart> {
+        T::chart(evidence, statistics)
+    }
+
+    fn table(&self, evidence: &Evidence) -> Option<EvidenceTable> {
+        T::table(evidence)
     }
 }

@@ -3,10 +3,13 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
 use crate::category::Category;
-use crate::probe::{Evidence, RecordedAbout, about};
+use crate::probe::{Chart, Evidence, EvidenceTable, RecordedAbout, about, built_in};
+use crate::statistics::Statistics;
 
 /// The verdict of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -78,6 +81,18 @@ pub struct Record {
     /// What the probe is about, if its kind is not built in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub about: Option<RecordedAbout>,
+    /// The chart of the evidence, if the kind is not built in.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "if_known")]
+    pub chart: Option<Chart>,
+    /// The table of the evidence, if the kind is not built in.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "if_known")]
+    pub table: Option<EvidenceTable>,
+}
+
+/// A value that a later version may write differently: none if it has another
+/// shape.
+fn if_known<'de, D: Deserializer<'de>, T: DeserializeOwned>(from: D) -> Result<Option<T>, D::Error> {
+    Ok(serde_json::from_value(Value::deserialize(from)?).ok())
 }
 
 impl Record {
@@ -87,6 +102,23 @@ impl Record {
             (Some(recorded), _) => Cow::Borrowed(recorded),
             (None, Some(built_in)) => Cow::Owned(built_in.into()),
             (None, None) => Cow::Owned(RecordedAbout::unknown(&self.kind)),
+        }
+    }
+
+    /// The chart of the evidence: that of the built-in kind, or the recorded one.
+    pub fn chart(&self, statistics: Statistics) -> Option<Cow<'_, Chart>> {
+        let chart = match built_in(&self.kind) {
+            Some(kind) => kind.chart(&self.evidence, statistics).map(Cow::Owned),
+            None => self.chart.as_ref().map(Cow::Borrowed),
+        };
+        chart.filter(|chart| chart.shape.is_drawable())
+    }
+
+    /// The table of the evidence: that of the built-in kind, or the recorded one.
+    pub fn table(&self) -> Option<Cow<'_, EvidenceTable>> {
+        match built_in(&self.kind) {
+            Some(kind) => kind.table(&self.evidence).map(Cow::Owned),
+            None => self.table.as_ref().map(Cow::Borrowed),
         }
     }
 

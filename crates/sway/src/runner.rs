@@ -31,7 +31,7 @@ use crate::chat::{ChatSettings, ChatSupport, Rendering};
 use crate::error::BackendError;
 use crate::packs::Packs;
 use crate::paired::{self, Draft, PairedSettings};
-use crate::probe::{EntryWeight, Finding, NullStatistics, PREFLIGHT, ProbeContext, Stop};
+use crate::probe::{EntryWeight, Finding, NullStatistics, PREFLIGHT, ProbeContext, Probes, Stop};
 use crate::record::Record;
 use crate::sections::Section;
 use crate::statistics::Statistics;
@@ -54,6 +54,8 @@ pub struct SuiteRun<'a> {
     pub document: Option<&'a str>,
     /// Built-in texts of probes.
     pub packs: &'a Packs,
+    /// The kinds of probes that the suite may name.
+    pub probes: &'a Probes,
     /// Names of the entries to run, together with the null distributions they
     /// need; all entries if empty.
     pub only: &'a [String],
@@ -113,6 +115,8 @@ struct EntryProgress<'a> {
     /// Kinds of the later entries.
     downstream: Vec<String>,
     result: Option<ProbeResult>,
+    /// The record of a final finding, once it was reported.
+    recorded: Option<Record>,
     /// Has all its answers, and waits for the null distribution.
     awaits_null: bool,
     seconds: f64,
@@ -148,6 +152,7 @@ pub fn run(
             sections: suite.sections,
             document: suite.document,
             packs: suite.packs,
+            probes: suite.probes,
             capabilities: &capabilities,
             nulls: None,
             statistics: suite.statistics,
@@ -180,7 +185,13 @@ pub fn run(
         }
     };
     let records = match suite.statistics {
-        Statistics::Reference => progress.iter().map(EntryProgress::record).collect(),
+        Statistics::Reference => {
+            let record = |mut one: EntryProgress<'_>| match one.recorded.take() {
+                Some(record) => record,
+                None => one.record(suite.statistics, observer),
+            };
+            progress.into_iter().map(record).collect()
+        }
         Statistics::Paired => conclude(progress, &suite.paired, observer),
     };
     Ok(RunOutcome { records, nulls, counters: rounds.counters })
@@ -218,6 +229,7 @@ fn plan<'a>(suite: &SuiteRun<'a>, support: &ChatSupport) -> Result<Vec<EntryProg
         rendering: suite.chat.rendering(entry.chat, support, suite.statistics),
         downstream: selected[index + 1..].iter().map(|later| later.kind.clone()).collect(),
         result: (!entry.enabled).then(disabled),
+        recorded: None,
         awaits_null: false,
         seconds: 0.0,
     });
@@ -245,19 +257,14 @@ fn run_probes(
                 downstream: &one.downstream,
                 ..context.clone()
             };
-            let result = match context.statistics {
-                Statistics::Reference => one
-                    .entry
-                    .probe
-                    .judge(&context)
-                    .map(|found| ProbeResult::Judged(found.without_non_finite())),
-                Statistics::Paired => one.entry.probe.draft(&context, paired).map(ProbeResult::Drafted),
-            };
+            let result = one.entry.run(&context, paired);
             one.seconds += started.elapsed().as_secs_f64();
             match result {
                 Ok(result) if !null_pending => one.result = Some(result),
                 Ok(_) => one.awaits_null = true,
                 Err(Stop::Failed(error)) => {
+                    // Nobody waits for what it had asked.
+                    context.answers.take_missing();
                     one.result = Some(ProbeResult::Judged(Finding::error(error.to_string())));
                 }
                 Err(Stop::Pending) => {
@@ -271,7 +278,9 @@ fn run_probes(
             }
             if let Some(ProbeResult::Judged(found)) = &mut one.result {
                 found.evidence.add(&EntryWeight { weight: one.entry.weight });
-                observer.judged(&one.record());
+                let record = one.record(context.statistics, observer);
+                observer.judged(&record);
+                one.recorded = Some(record);
             }
         }
         match &one.result {
@@ -306,7 +315,7 @@ fn conclude(
         .map(|((entry, seconds, is_reported), judged)| {
             let mut finding = judged.finding.without_non_finite();
             finding.evidence.add(&EntryWeight { weight: entry.weight });
-            let mut record = entry.record(finding, seconds);
+            let mut record = entry.record(finding, seconds, Statistics::Paired, observer);
             (record.p_value, record.p_adjusted) = (judged.p_value, judged.p_adjusted);
             if !is_reported {
                 observer.judged(&record);
@@ -318,12 +327,12 @@ fn conclude(
 
 impl EntryProgress<'_> {
     /// The record of an entry with a final finding.
-    fn record(&self) -> Record {
+    fn record(&self, statistics: Statistics, observer: &mut dyn Observer) -> Record {
         let found = match &self.result {
             Some(ProbeResult::Judged(finding)) => finding.clone(),
             _ => Finding::error("the entry was not judged"),
         };
-        self.entry.record(found, self.seconds)
+        self.entry.record(found, self.seconds, statistics, observer)
     }
 }
 

@@ -59,6 +59,14 @@ pub enum TensorError {
     NotDifferentiable { function: &'static str },
     #[error("cannot differentiate {function} twice: its saved tensors are freed")]
     Consumed { function: &'static str },
+    #[error("cannot differentiate the gradient of {function}: it has no second-order rule")]
+    NotTwiceDifferentiable { function: &'static str },
+    #[error("{function} panicked in `{method}`: {message}")]
+    Panicked { function: &'static str, method: &'static str, message: String },
+    #[error("{function} marks output {output} as non-differentiable, but has {outputs} outputs")]
+    NoSuchOutput { function: &'static str, output: usize, outputs: usize },
+    #[error("no value of type `{value}` was saved for backward")]
+    NoSavedValue { value: &'static str },
     #[error("{function} returned {found} gradients for {inputs} inputs")]
     GradientCount { function: &'static str, inputs: usize, found: usize },
     #[error("{function}: the gradient of a {expected} {dtype} tensor is {found} {found_dtype}")]
@@ -129,7 +137,13 @@ impl Hint for TensorError {
             Self::NotDifferentiable { .. } => {
                 "detach its inputs, or implement `Function::backward`".to_owned()
             }
-            Self::Consumed { .. } => "run the forward pass again before differentiating again".to_owned(),
+            Self::NotTwiceDifferentiable { .. } => {
+                "detach the gradient, or implement `Function::double_backward`".to_owned()
+            }
+            Self::NoSavedValue { .. } => "save it in `forward` with `Context::save_value`".to_owned(),
+            Self::Consumed { .. } => {
+                "retain the tape with `Tape::Retain`, or run the forward pass again".to_owned()
+            }
             Self::OutOfMemory { .. } => "free tensors, or raise the budget".to_owned(),
             Self::NoMemory { .. } => "use smaller tensors, or a machine with more memory".to_owned(),
             Self::Captured { .. } => "pass it to the region as an input, or detach it".to_owned(),

@@ -44,6 +44,9 @@ pub use meter::Meter;
 pub use ops::{Attention, CrossEntropy, RopeStyle};
 pub use optim::{AdamW, Moments, Sgd, UpdateRule, fused_update, global_norm, scalar};
 pub use random::Stream;
-pub use tape::{Context, Function, Gradients, apply, backward, no_grad, recompute, recompute_over};
+pub use tape::{
+    Context, DoubleGradients, Function, Gradients, Tape, apply, backward, backward_with, catch_panic,
+    no_grad, recompute, recompute_over,
+};
 pub use tensor::Tensor;
 pub use vectors::Level;

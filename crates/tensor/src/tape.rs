@@ -7,7 +7,10 @@
 //! the backward rule has run. A tape without references to its end frees itself.
 
 mod backward;
+mod context;
+mod double_backward;
 mod hook;
+mod panic_guard;
 mod recompute;
 
 use std::cell::{Cell, RefCell};
@@ -17,10 +20,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use smallvec::SmallVec;
 use weightloom_layout::{DType, Shape};
 
-pub use backward::{Gradients, backward};
+pub use backward::{Gradients, Tape, backward, backward_with};
+pub use context::Context;
+pub use double_backward::DoubleGradients;
+pub use panic_guard::catch_panic;
 pub use recompute::{recompute, recompute_over};
 
+pub(crate) use context::Recompute;
+
 use hook::Hooks;
+use panic_guard::PanicGuard;
 
 use crate::error::{Result, TensorError};
 use crate::tensor::Tensor;
@@ -79,94 +88,26 @@ pub trait Function: Send + Sync + 'static {
         let _ = (context, gradients);
         Err(TensorError::NotDifferentiable { function: self.name() })
     }
-}
 
-/// Tensors that a function saves for its backward rule.
-#[derive(Default)]
-pub struct Context {
-    kept: Vec<SavedTensor>,
-    /// The saved tensors, once backward starts.
-    saved: Vec<Tensor>,
-    needed: SmallVec<[bool; 4]>,
-}
-
-/// A saved tensor, or how to recompute it.
-enum SavedTensor {
-    Tensor(Tensor),
-    /// The output of a cheap function on the tape.
-    Output(Arc<Node>),
-    /// A constant that its owner recomputes.
-    Recomputed(Arc<Recompute>),
-}
-
-/// Recomputes a tensor.
-pub(crate) type Recompute = dyn Fn() -> Result<Tensor> + Send + Sync;
-
-impl SavedTensor {
-    fn new(tensor: &Tensor) -> Self {
-        match tensor.origin() {
-            Origin::Output { node, index: 0 } if node.function.is_cheap() => Self::Output(Arc::clone(node)),
-            Origin::Recomputed(recompute) => Self::Recomputed(Arc::clone(recompute)),
-            _ => Self::Tensor(tensor.detach()),
-        }
+    /// Whether the gradients that [`backward`](Self::backward) returns do not depend
+    /// on the inputs that need a gradient, so that gradients of gradients pass by
+    /// this function.
+    fn is_linear(&self, context: &Context) -> bool {
+        let _ = context;
+        false
     }
 
-    fn tensor(&self) -> Result<Tensor> {
-        match self {
-            Self::Tensor(tensor) => Ok(tensor.clone()),
-            Self::Recomputed(recompute) => Ok(recompute()?.detach()),
-            Self::Output(node) => {
-                let inputs = node.with_context(|context| {
-                    context.kept.iter().map(Self::tensor).collect::<Result<Vec<_>, _>>()
-                })??;
-                let mut outputs = node.function.forward(&mut Context::default(), &inputs)?;
-                Ok(outputs.swap_remove(0))
-            }
-        }
-    }
-}
-
-impl Context {
-    /// Saves tensors for the backward rule. Saves nothing if no input needs a
-    /// gradient. Outputs of [cheap](Function::is_cheap) functions are recomputed
-    /// instead.
-    pub fn save(&mut self, tensors: &[&Tensor]) {
-        if self.needed.contains(&true) {
-            self.kept.extend(tensors.iter().map(|tensor| SavedTensor::new(tensor)));
-        }
-    }
-
-    /// Saves each tensor if the input with the given index needs a gradient, and
-    /// only its shape otherwise.
-    pub(crate) fn save_for(&mut self, tensors: &[(&Tensor, usize)]) {
-        for (tensor, input) in tensors {
-            match self.needs(*input) {
-                true => self.save(&[tensor]),
-                false => self.save(&[&tensor.shape_only()]),
-            }
-        }
-    }
-
-    /// Restores the saved tensors.
-    fn restore(&mut self) -> Result<()> {
-        self.saved = self.kept.iter().map(SavedTensor::tensor).collect::<Result<_, _>>()?;
-        self.kept.clear();
-        Ok(())
-    }
-
-    /// The saved tensors, in order.
-    pub fn saved(&self) -> &[Tensor] {
-        &self.saved
-    }
-
-    /// The saved tensors by value, to reuse their memory.
-    pub fn into_saved(self) -> Vec<Tensor> {
-        self.saved
-    }
-
-    /// Whether an input needs a gradient.
-    pub fn needs(&self, input: usize) -> bool {
-        self.needed.get(input).copied().unwrap_or(false)
+    /// Differentiates [`backward`](Self::backward). `of_outputs` are the gradients
+    /// that it received, `gradients` those of the gradients that it returned. The
+    /// default is an error that names the function.
+    fn double_backward(
+        &self,
+        context: Context,
+        of_outputs: Vec<Option<Tensor>>,
+        gradients: Vec<Option<Tensor>>,
+    ) -> Result<DoubleGradients> {
+        let _ = (context, of_outputs, gradients);
+        Err(TensorError::NotTwiceDifferentiable { function: self.name() })
     }
 }
 
@@ -193,7 +134,8 @@ pub(crate) struct Parameter {
 pub(crate) struct Node {
     number: u64,
     function: Box<dyn Function>,
-    /// Taken when backward runs, so that saved tensors are freed.
+    /// Taken when backward runs, so that saved tensors are freed, unless the pass
+    /// retains the tape.
     context: Mutex<Option<Context>>,
     inputs: Vec<Origin>,
     input_kinds: Vec<(Shape, DType)>,
@@ -206,6 +148,19 @@ impl Node {
         let context = self.context.lock().unwrap_or_else(PoisonError::into_inner);
         let consumed = TensorError::Consumed { function: self.function.name() };
         context.as_ref().map(look).ok_or(consumed)
+    }
+
+    /// The context for a backward rule, with its saved tensors restored.
+    fn take_context(&self, tape: Tape) -> Result<Context> {
+        let mut context = match tape {
+            Tape::Retain | Tape::Record => self.with_context(Context::share)?,
+            Tape::Free => {
+                let context = self.context.lock().unwrap_or_else(PoisonError::into_inner).take();
+                context.ok_or(TensorError::Consumed { function: self.function.name() })?
+            }
+        };
+        context.restore()?;
+        Ok(context)
     }
 }
 
@@ -297,7 +252,13 @@ impl Drop for RegionGuard {
 }
 
 /// Applies a function and, if an input tracks gradients, records it on the tape.
+/// A panic of the function is an error that names it.
 pub fn apply(function: impl Function, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+    record(PanicGuard(function), inputs)
+}
+
+/// Applies a function of this crate.
+pub(crate) fn record(function: impl Function, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     let recording = is_grad_enabled();
     if inputs.iter().any(RegionGuard::loses) {
         return Err(TensorError::Captured { function: function.name() });
@@ -305,7 +266,7 @@ pub fn apply(function: impl Function, inputs: &[Tensor]) -> Result<Vec<Tensor>> 
     let needed: SmallVec<[bool; 4]> =
         inputs.iter().map(|input| recording && input.tracks_gradient()).collect();
     let tracked = needed.contains(&true);
-    let mut context = Context { needed, ..Context::default() };
+    let mut context = Context::new(needed);
     let outputs = {
         let _disabled = GradDisabled::new();
         function.forward(&mut context, inputs)?
@@ -313,6 +274,7 @@ pub fn apply(function: impl Function, inputs: &[Tensor]) -> Result<Vec<Tensor>> 
     if !tracked {
         return Ok(outputs);
     }
+    let constants = context.take_non_differentiable(function.name(), outputs.len())?;
     let node = Arc::new(Node {
         number: next_number(),
         function: Box::new(function),
@@ -324,14 +286,17 @@ pub fn apply(function: impl Function, inputs: &[Tensor]) -> Result<Vec<Tensor>> 
     Ok(outputs
         .iter()
         .enumerate()
-        .map(|(index, output)| output.with_origin(Origin::Output { node: Arc::clone(&node), index }))
+        .map(|(index, output)| match constants.contains(&index) {
+            true => output.detach(),
+            false => output.with_origin(Origin::Output { node: Arc::clone(&node), index }),
+        })
         .collect())
 }
 
-/// Applies a function that has one output.
+/// Applies a function of this crate that has one output.
 pub(crate) fn apply_one(function: impl Function, inputs: &[Tensor]) -> Result<Tensor> {
     let name = function.name();
-    let mut outputs = apply(function, inputs)?;
+    let mut outputs = record(function, inputs)?;
     let found = outputs.len();
     outputs.pop().filter(|_| found == 1).ok_or(TensorError::GradientCount {
         function: name,

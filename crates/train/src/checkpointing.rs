@@ -2,7 +2,10 @@
 //!
 //! Tensors are saved by name, each rank its shard, so a run can resume on any
 //! number of ranks. Weights that two pipeline stages share are saved by the
-//! first.
+//! first. The model has the names and layouts of published ones, so that other
+//! programs load it; the rest has the decoder's names.
+
+mod published;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,17 +15,17 @@ use serde::{Deserialize, Serialize};
 use weightloom_checkpoint::formats::peft::PREFIX;
 use weightloom_checkpoint::plan::{LoadState, MissingKeys, UnexpectedKeys};
 use weightloom_checkpoint::{
-    Bytes, LoadOptions, LocalTensor, Observer, SaveFormat, SaveOptions, Saver, Sharding, Source, State,
-    Target, TensorSpec, load,
+    Bytes, KeyMap, LoadOptions, LocalTensor, Observer, SaveFormat, SaveOptions, Saver, Sharding, Source,
+    State, Target, TensorSpec, load,
 };
 use weightloom_dtensor::DTensor;
 use weightloom_gang::{Elements, GangExt};
 use weightloom_layout::ReduceOp;
-use weightloom_nn::EMBEDDING;
 use weightloom_tensor::{HostMemory, Tensor};
 
-use crate::engine::{Engine, StageModel};
+use crate::engine::{Engine, StageModel, Tied};
 use crate::error::TrainError;
+use published::publish;
 
 /// The name of the progress in a checkpoint.
 const PROGRESS: &str = "trainer";
@@ -68,6 +71,16 @@ fn spec(value: &DTensor) -> TensorSpec {
     }
 }
 
+/// The bytes of a tensor to save.
+fn bytes(tensor: &Tensor) -> Result<Bytes<'static>, TrainError> {
+    Ok(match tensor.host_bytes() {
+        // The optimizer does not write to shared memory.
+        Some(_) => Bytes::Shared(Arc::new(HeldTensor(tensor.detach()))),
+        // A tensor that is not contiguous is copied.
+        None => Bytes::Owned(tensor.read_host(<[u8]>::to_vec)?),
+    })
+}
+
 /// Reads the progress in a checkpoint.
 pub(crate) fn read_progress(source: &Source) -> Result<Progress, TrainError> {
     let wrong = |message: String| TrainError::Progress { location: source.storage.location(), message };
@@ -78,38 +91,55 @@ pub(crate) fn read_progress(source: &Source) -> Result<Progress, TrainError> {
 impl Engine {
     /// Whether a stage shares a parameter that the first stage saves.
     pub(crate) fn is_duplicate(&self, stage: &StageModel, name: &str) -> bool {
-        name == EMBEDDING && stage.number > 0 && stage.decoder.config().head.tied
+        stage.number > 0 && stage.model.definition().tied_parameter() == Some(name)
     }
 
-    /// The names, specs and tensors that this rank saves.
-    fn local_tensors(&self) -> Vec<(String, TensorSpec, &Tensor, Section)> {
-        let mut all = Vec::new();
+    /// Saves the model under other names: `keys` maps those of the model's
+    /// parameters to published ones. By default they stay as they are.
+    pub fn set_published_keys(&mut self, keys: KeyMap) {
+        self.published_keys = keys;
+    }
+
+    /// The parameters of a stage that this rank saves, under the model's names.
+    fn own_parameters(&self, stage: &StageModel) -> BTreeMap<String, DTensor> {
+        let own = stage.model.parameters().iter().filter(|(name, _)| !self.is_duplicate(stage, name));
+        own.map(|(name, value)| (name.clone(), value.clone())).collect()
+    }
+
+    /// The specs of all tensors that this rank saves, under the model's names.
+    fn local_specs(&self) -> Vec<TensorSpec> {
+        let mut all: Vec<TensorSpec> = Vec::new();
         for stage in &self.stages {
-            let adapter = stage.adapter.is_some();
-            let trained = stage.trained();
-            match adapter {
-                true => {
-                    for (name, value) in &trained {
-                        let name = format!("{PREFIX}{name}");
-                        all.push((name, spec(value), value.to_local(), Section::Model));
-                    }
-                }
-                false => {
-                    for (name, value) in stage.decoder.parameters() {
-                        if !self.is_duplicate(stage, name) {
-                            all.push((name.clone(), spec(value), value.to_local(), Section::Model));
-                        }
-                    }
-                }
+            match &stage.adapter {
+                Some(_) => all.extend(stage.trained().iter().map(|(_, value)| spec(value))),
+                None => all.extend(self.own_parameters(stage).values().map(spec)),
             }
-            for (name, value) in trained {
-                if self.is_duplicate(stage, &name) {
-                    continue;
-                }
-                let states = stage.states.get(&name).into_iter().flatten();
-                for (kept, tensor) in self.optimizer.states().iter().zip(states) {
-                    all.push((format!("optimizer.{kept}.{name}"), spec(value), tensor, Section::Training));
-                }
+            all.extend(self.training_tensors(stage).into_iter().map(|(_, spec, _)| spec));
+        }
+        all
+    }
+
+    /// The model's tensors that this rank saves. Called by every rank.
+    fn model_tensors(&self, stage: &StageModel) -> Result<Vec<(String, DTensor)>, TrainError> {
+        match &stage.adapter {
+            Some(_) => {
+                let named = |(name, value): (String, &DTensor)| (format!("{PREFIX}{name}"), value.clone());
+                Ok(stage.trained().into_iter().map(named).collect())
+            }
+            None => Ok(publish(&self.published_keys, self.own_parameters(stage))?.into_iter().collect()),
+        }
+    }
+
+    /// The names, specs and tensors of the optimizer that this rank saves.
+    fn training_tensors<'a>(&'a self, stage: &'a StageModel) -> Vec<(String, TensorSpec, &'a Tensor)> {
+        let mut all = Vec::new();
+        for (name, value) in stage.trained() {
+            if self.is_duplicate(stage, &name) {
+                continue;
+            }
+            let states = stage.states.get(&name).into_iter().flatten();
+            for (kept, tensor) in self.optimizer.states().iter().zip(states) {
+                all.push((format!("optimizer.{kept}.{name}"), spec(value), tensor));
             }
         }
         all
@@ -118,9 +148,9 @@ impl Engine {
     /// Bytes of all tensors of a checkpoint. Called by every rank.
     pub(crate) fn checkpoint_bytes(&self) -> Result<u64, TrainError> {
         let own = self
-            .local_tensors()
+            .local_specs()
             .into_iter()
-            .map(|(_, spec, ..)| (spec.shape.volume() as u64).saturating_mul(spec.dtype.size() as u64));
+            .map(|spec| (spec.shape.volume() as u64).saturating_mul(spec.dtype.size() as u64));
         let mut bytes = [own.fold(0, u64::saturating_add)];
         // Each stage has its own tensors.
         self.gangs.pp.all_reduce(&mut bytes, ReduceOp::Sum)?;
@@ -140,18 +170,13 @@ impl Engine {
         mode: SaveMode,
     ) -> Result<Duration, TrainError> {
         let mut state = State::new();
-        for (name, spec, tensor, section) in self.local_tensors() {
-            let bytes = match tensor.host_bytes() {
-                // The optimizer does not write to shared memory.
-                Some(_) => Bytes::Shared(Arc::new(HeldTensor(tensor.detach()))),
-                // A tensor that is not contiguous is copied.
-                None => Bytes::Owned(tensor.read_host(<[u8]>::to_vec)?),
-            };
-            let local = LocalTensor { spec, bytes };
-            match section {
-                Section::Model => state.model(name, local),
-                Section::Training => state.training(name, local),
-            };
+        for stage in &self.stages {
+            for (name, value) in self.model_tensors(stage)? {
+                state.model(name, LocalTensor { spec: spec(&value), bytes: bytes(value.to_local())? });
+            }
+            for (name, spec, tensor) in self.training_tensors(stage) {
+                state.training(name, LocalTensor { spec, bytes: bytes(tensor)? });
+            }
         }
         let progress_error = |error: weightloom_checkpoint::SerializeError| TrainError::Progress {
             location: "the run".to_owned(),
@@ -236,16 +261,16 @@ impl Engine {
 
     /// Copies loaded states of tied weights from the first to the last stage.
     fn share_tied_states(&mut self) -> Result<(), TrainError> {
-        let Some((first, last)) = self.tied_peer() else { return Ok(()) };
+        let Some(Tied { name, first, last }) = self.tied() else { return Ok(()) };
         let rank = self.gangs.pp.rank();
         let (begin, end) = (self.stage_index(0), self.stage_index(self.stage_count - 1));
         if let (Some(begin), Some(end)) = (begin, end) {
             // Both stages are on this rank.
-            if let Some(states) = self.stages[begin].states.get(EMBEDDING).cloned() {
-                self.stages[end].states.insert(EMBEDDING.to_owned(), states);
+            if let Some(states) = self.stages[begin].states.get(&name).cloned() {
+                self.stages[end].states.insert(name, states);
             }
         } else if rank == first {
-            let states = begin.and_then(|place| self.stages[place].states.get(EMBEDDING));
+            let states = begin.and_then(|place| self.stages[place].states.get(&name));
             for tensor in states.into_iter().flatten() {
                 let sent = tensor.read_host(|bytes| {
                     self.gangs.pp.send(Elements::from_bytes(tensor.dtype(), bytes)?, last, LOADED)
@@ -256,23 +281,16 @@ impl Engine {
             && let Some(place) = end
         {
             for state in 0..self.optimizer.states().len() {
-                let like = self.stages[place].states.get(EMBEDDING).map(|states| states[state].clone());
+                let like = self.stages[place].states.get(&name).map(|states| states[state].clone());
                 let Some(like) = like else { continue };
                 let received = self.receive_local(like.dtype(), like.shape(), first, LOADED)?;
-                if let Some(states) = self.stages[place].states.get_mut(EMBEDDING) {
+                if let Some(states) = self.stages[place].states.get_mut(&name) {
                     states[state] = received;
                 }
             }
         }
         Ok(())
     }
-}
-
-/// The section of a checkpoint that a tensor belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Section {
-    Model,
-    Training,
 }
 
 /// Whether a save blocks the caller.

@@ -27,7 +27,7 @@ mod tests;
 mod traffic;
 
 use weightloom_gang::GangSizes;
-use weightloom_nn::{DecoderConfig, Parallel, Stage};
+use weightloom_nn::{ModelDefinition, Parallel, Stage};
 
 pub use error::DryRunError;
 pub use report::{
@@ -37,6 +37,7 @@ pub use report::{
 
 use crate::config::Config;
 use crate::data::{DataSummary, Loader};
+use crate::extensions::Extensions;
 use context::RunContext;
 use stage::StageCosts;
 
@@ -44,7 +45,7 @@ use stage::StageCosts;
 #[allow(missing_docs)]
 pub struct DryRunSettings<'a> {
     pub config: &'a Config,
-    pub decoder: &'a DecoderConfig,
+    pub definition: &'a dyn ModelDefinition,
     /// The tensor-parallel plan.
     pub parallel: &'a Parallel,
     /// All pipeline stages in order: `pp`, or `pp` × `vpp` if interleaved.
@@ -53,6 +54,8 @@ pub struct DryRunSettings<'a> {
     pub world: usize,
     /// The data, if it is available.
     pub data: Option<DryRunData<'a>>,
+    /// What the config may name.
+    pub extensions: &'a Extensions,
 }
 
 /// The data of a dry run.
@@ -93,7 +96,7 @@ pub fn run(settings: &DryRunSettings<'_>) -> Result<DryRun, DryRunError> {
     let pipeline = pipeline::report(&context, &measured)?;
     Ok(DryRun {
         mesh: context.mesh_report(),
-        parameters: settings.decoder.parameter_count(),
+        parameters: settings.definition.parameter_count(),
         trainable_parameters: context.trainable_parameters(),
         batch: context.batch_report(),
         flops,

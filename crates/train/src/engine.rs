@@ -13,10 +13,11 @@ mod step;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use weightloom_checkpoint::KeyMap;
 use weightloom_dtensor::{DTensor, DistContext, Role};
 use weightloom_gang::{GangExt, Gangs};
 use weightloom_layout::{DType, ReduceOp};
-use weightloom_nn::{ActivationCheckpointing, Adapter, Decoder, Dropout};
+use weightloom_nn::{ActivationCheckpointing, Adapter, Dropout, Model, is_buffer};
 use weightloom_tensor::Tensor;
 
 use crate::error::TrainError;
@@ -24,6 +25,7 @@ use crate::optimizer::{Optimizer, Patterns, WeightDecay, initial_states};
 use crate::pipeline::{Action, Schedule};
 
 pub use microbatch::MicroBatch;
+pub(crate) use step::Tied;
 pub use step::{ClipNorm, StepHooks, StepResult, StepSettings};
 
 /// One pipeline stage on this rank.
@@ -31,7 +33,7 @@ pub struct StageModel {
     /// The number of the stage in the whole pipeline.
     pub number: usize,
     /// The layers of the stage.
-    pub decoder: Decoder,
+    pub model: Box<dyn Model>,
     /// The adapter that is trained instead of the layers.
     pub adapter: Option<Adapter>,
     /// Optimizer states by parameter.
@@ -51,6 +53,8 @@ pub struct Engine {
     pub(crate) optimizer: Box<dyn Optimizer>,
     checkpointing: ActivationCheckpointing,
     dropout: f64,
+    /// From the names of the decoder's parameters to those in checkpoints.
+    pub(crate) published_keys: KeyMap,
 }
 
 /// The parts of an engine other than its stages.
@@ -73,14 +77,14 @@ impl Engine {
     /// Builds an engine from numbered stages. Called by every rank.
     pub fn new(
         settings: EngineSettings<'_>,
-        stages: Vec<(usize, Decoder, Option<Adapter>)>,
+        stages: Vec<(usize, Box<dyn Model>, Option<Adapter>)>,
     ) -> Result<Self, TrainError> {
         let EngineSettings { gangs, dist, schedule, optimizer, decay, frozen, checkpointing, dropout } =
             settings;
         let mut made = Vec::with_capacity(stages.len());
-        for (number, mut decoder, mut adapter) in stages {
-            for (name, value) in decoder.parameters_mut() {
-                let role = match adapter.is_some() || frozen.matches(name) {
+        for (number, mut model, mut adapter) in stages {
+            for (name, value) in model.parameters_mut() {
+                let role = match adapter.is_some() || frozen.matches(name) || is_buffer(name) {
                     true => Role::Frozen,
                     false => Role::Trained,
                 };
@@ -90,7 +94,7 @@ impl Engine {
                 *value = value.parameter(Role::Trained);
             }
             let mut stage =
-                StageModel { number, decoder, adapter, states: BTreeMap::new(), decays: BTreeMap::new() };
+                StageModel { number, model, adapter, states: BTreeMap::new(), decays: BTreeMap::new() };
             let (mut states, mut decays) = (BTreeMap::new(), BTreeMap::new());
             for (name, value) in stage.trained() {
                 states.insert(name.clone(), initial_states(&*optimizer, value.to_local())?);
@@ -102,9 +106,19 @@ impl Engine {
         }
         let stage_count = schedule.stages;
         if let Some(stage) = made.first() {
-            dist.overlap(stage.decoder.plan().mesh())?;
+            dist.overlap(stage.model.plan().mesh())?;
         }
-        Ok(Self { gangs, dist, stages: made, stage_count, schedule, optimizer, checkpointing, dropout })
+        Ok(Self {
+            gangs,
+            dist,
+            stages: made,
+            stage_count,
+            schedule,
+            optimizer,
+            checkpointing,
+            dropout,
+            published_keys: KeyMap::default(),
+        })
     }
 
     /// This rank's stages.
@@ -136,8 +150,8 @@ impl Engine {
     /// The dtype of activations between stages.
     fn compute_dtype(&self) -> DType {
         let stage = self.stages.first();
-        let usage = stage.and_then(|stage| stage.decoder.plan().usage().dtype);
-        let held = stage.and_then(|stage| stage.decoder.parameters().first()).map(|(_, value)| value.dtype());
+        let usage = stage.and_then(|stage| stage.model.plan().usage().dtype);
+        let held = stage.and_then(|stage| stage.model.parameters().first()).map(|(_, value)| value.dtype());
         usage.or(held).unwrap_or(DType::F32)
     }
 
@@ -153,7 +167,7 @@ impl StageModel {
         match &self.adapter {
             Some(adapter) => adapter.matrices(),
             None => self
-                .decoder
+                .model
                 .parameters()
                 .iter()
                 .filter(|(_, value)| value.tracks_gradient())
@@ -167,7 +181,7 @@ impl StageModel {
         match &mut self.adapter {
             Some(adapter) => adapter.matrices_mut(),
             None => self
-                .decoder
+                .model
                 .parameters_mut()
                 .iter_mut()
                 .filter(|(_, value)| value.tracks_gradient())

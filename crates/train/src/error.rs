@@ -13,7 +13,7 @@ use crate::config::{ConfigChange, ConfigErrors};
 use crate::data::DataError;
 use crate::dry_run::DryRunError;
 use crate::metrics::MetricsError;
-use crate::optimizer::{OptimizerError, PatternError};
+use crate::optimizer::{OptimizerError, OptimizerFault, PatternError};
 use crate::parallel_dims::ParallelDimErrors;
 use crate::pipeline::{PipelineError, ProgramError};
 use crate::schedule::ScheduleError;
@@ -103,6 +103,8 @@ pub enum TrainError {
     #[error(transparent)]
     Optimizer(#[from] OptimizerError),
     #[error(transparent)]
+    OptimizerStep(OptimizerFault),
+    #[error(transparent)]
     Pattern(#[from] PatternError),
     #[error(transparent)]
     LearningRate(#[from] ScheduleError),
@@ -130,13 +132,20 @@ fn step_list(problems: &[(u64, String)]) -> String {
 
 impl From<DTensorError> for TrainError {
     fn from(error: DTensorError) -> Self {
-        Self::Nn(error.into())
+        match error {
+            DTensorError::Tensor(error) => error.into(),
+            error => Self::Nn(error.into()),
+        }
     }
 }
 
 impl From<TensorError> for TrainError {
+    /// Recovers the fault of an optimizer, which returns local errors.
     fn from(error: TensorError) -> Self {
-        Self::Nn(error.into())
+        match error.function_source::<OptimizerFault>() {
+            Some(fault) => Self::OptimizerStep(fault.clone()),
+            None => Self::Nn(error.into()),
+        }
     }
 }
 
@@ -212,6 +221,7 @@ impl Hint for TrainError {
             Self::ParallelDims(errors) => return errors.hint(),
             Self::Data(error) => return error.hint(),
             Self::Optimizer(error) => return error.hint(),
+            Self::OptimizerStep(error) => return error.hint(),
             Self::Pattern(error) => return error.hint(),
             Self::LearningRate(error) => return error.hint(),
             Self::Pipeline(error) => return error.hint(),

@@ -37,6 +37,7 @@ pub mod data;
 pub mod dry_run;
 pub mod engine;
 mod error;
+pub mod extensions;
 pub mod metrics;
 #[cfg(test)]
 #[path = "../tests/it/setup/models.rs"]
@@ -51,7 +52,9 @@ mod warning;
 
 pub use config::Config;
 pub use error::TrainError;
+pub use extensions::Extensions;
 pub use trainer::{
-    ConfigChanges, DataPreview, End, Outcome, TrainRequest, dry_run, is_running, preview_data, train,
+    ConfigChanges, DataPreview, End, Outcome, TrainRequest, dry_run, dry_run_with, is_running, preview_data,
+    preview_data_with, train,
 };
 pub use warning::Warning;

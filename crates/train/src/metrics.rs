@@ -2,7 +2,9 @@
 //!
 //! A [`Record`] holds the metrics of one step. A [`Sink`] stores records: as
 //! JSON lines ([`Jsonl`]) or as TensorBoard event files ([`TensorBoard`]). To
-//! add a sink, write its file and add it to [`SinkKind`] and [`SinkKind::open`].
+//! add a sink here, write its file and add it to [`SinkKind`] and
+//! [`MetricSinks::standard`]; in your own crate, implement [`SinkFactory`] and add
+//! it to [`MetricSinks`].
 //! A [`Meter`] computes throughput from the tokens and seconds it is given.
 //!
 //! A run that resumes from step `n` repeats the steps after it. Sinks are opened
@@ -13,6 +15,7 @@ mod event;
 mod jsonl;
 mod memory;
 mod meter;
+mod registry;
 mod sinks;
 mod tensorboard;
 
@@ -26,6 +29,7 @@ pub use error::MetricsError;
 pub use jsonl::Jsonl;
 pub use memory::{Memory, peak_memory};
 pub use meter::{Meter, Reading};
+pub use registry::{MetricSinks, SinkFactory};
 pub use sinks::Sinks;
 pub use tensorboard::TensorBoard;
 
@@ -33,32 +37,35 @@ pub use crate::callback::{RunSummary, TimeEstimate};
 use crate::config::LoggingConfig;
 use crate::data::DocumentsRead;
 
-/// A built-in metric sink.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// A metric sink.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(transform = crate::extensions::one_of)]
 pub enum SinkKind {
     /// `metrics.jsonl`, one JSON object per record or event.
     Jsonl,
     /// TensorBoard event files in `tensorboard/`.
     Tensorboard,
+    /// One that the program has registered with [`MetricSinks`].
+    #[serde(untagged)]
+    #[schemars(skip)]
+    Registered(String),
 }
 
 impl SinkKind {
-    /// Opens the sink in the run's folder, for a run that continues after step
-    /// `after`.
-    pub fn open(self, folder: &Path, after: u64) -> Result<Box<dyn Sink>, MetricsError> {
-        Ok(match self {
-            Self::Jsonl => Box::new(Jsonl::open(&folder.join("metrics.jsonl"), after)?),
-            Self::Tensorboard => Box::new(TensorBoard::open(&folder.join("tensorboard"), after)?),
-        })
+    /// The name in the config.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Jsonl => "jsonl",
+            Self::Tensorboard => "tensorboard",
+            Self::Registered(name) => name,
+        }
     }
 
-    /// The file, or the command that shows the metrics of a run in this folder.
-    pub fn how_to_view(self, folder: &str) -> String {
-        match self {
-            Self::Jsonl => format!("{folder}/metrics.jsonl"),
-            Self::Tensorboard => format!("tensorboard --logdir {folder}/tensorboard"),
-        }
+    /// The file, or the command that shows the metrics of a run in this folder;
+    /// the name of a sink that is not built in.
+    pub fn how_to_view(&self, folder: &str) -> String {
+        MetricSinks::standard().how_to_view(self, folder).unwrap_or_else(|| self.name().to_owned())
     }
 }
 
@@ -177,9 +184,15 @@ pub enum EventKind {
 
 /// Opens the sinks of `report_to` in the run's folder. The run continues after
 /// step `after`, which is 0 for a new run.
-pub fn open(config: &LoggingConfig, folder: &Path, after: u64) -> Result<Sinks, MetricsError> {
-    let sinks: Result<Vec<_>, _> = config.report_to.iter().map(|kind| kind.open(folder, after)).collect();
-    Ok(Sinks::new(sinks?))
+pub fn open(
+    config: &LoggingConfig,
+    sinks: &MetricSinks,
+    folder: &Path,
+    after: u64,
+) -> Result<Sinks, MetricsError> {
+    let open = |kind: &SinkKind| Ok((kind.name().to_owned(), sinks.open(kind, folder, after)?));
+    let opened: Result<Vec<_>, MetricsError> = config.report_to.iter().map(open).collect();
+    Ok(Sinks::named(opened?))
 }
 
 #[cfg(test)]
@@ -195,7 +208,7 @@ mod tests {
             let (jsonl, tensorboard) = (report_to.contains(&Jsonl), report_to.contains(&Tensorboard));
             let folder = tempfile::tempdir().unwrap();
             let config = LoggingConfig { report_to, ..LoggingConfig::default() };
-            let mut sinks = open(&config, &folder.path().join("run"), 0).unwrap();
+            let mut sinks = open(&config, &MetricSinks::standard(), &folder.path().join("run"), 0).unwrap();
             assert_eq!(sinks.record(&Record { loss: Some(1.0), ..Record::new(1) }), []);
             assert_eq!(folder.path().join("run/metrics.jsonl").exists(), jsonl);
             assert_eq!(folder.path().join("run/tensorboard").exists(), tensorboard);

@@ -5,13 +5,16 @@
 //! passes its own shard, and every rule here is elementwise, so shards are
 //! updated exactly as the whole parameter would be.
 //!
-//! To add an optimizer, write its file, and add it to [`OptimizerKind`] and
-//! [`from_config`] here. [`LearningRate`](crate::schedule::LearningRate) sets
+//! To add an optimizer here, write its file, and add it to [`OptimizerKind`] and
+//! [`Optimizers::standard`]; in your own crate, implement [`OptimizerFactory`] and
+//! add it to [`Optimizers`]. [`LearningRate`](crate::schedule::LearningRate) sets
 //! the learning rate of each step, [`WeightDecay`] the decay of each parameter.
 
 mod adamw;
+mod checked;
 mod error;
 mod pattern;
+mod registry;
 mod sgd;
 #[cfg(test)]
 mod tests;
@@ -19,11 +22,14 @@ mod weight_decay;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use weightloom_tensor::{Tensor, TensorError};
 
 pub use adamw::AdamW;
+pub use checked::{OptimizerFault, OptimizerProblem};
 pub use error::OptimizerError;
 pub use pattern::{PatternError, Patterns};
+pub use registry::{OptimizerFactory, Optimizers};
 pub use sgd::Sgd;
 pub use weight_decay::WeightDecay;
 
@@ -52,6 +58,8 @@ pub struct OptimizerConfig {
     /// Maximum norm of all gradients together; larger gradients are scaled down
     /// to it. 0 disables clipping.
     pub max_grad_norm: f64,
+    /// Settings of an update rule that is not built in.
+    pub options: Option<Map<String, Value>>,
 }
 
 impl Default for OptimizerConfig {
@@ -66,28 +74,45 @@ impl Default for OptimizerConfig {
             no_decay: Vec::new(),
             decay_all: false,
             max_grad_norm: 1.0,
+            options: None,
         }
     }
 }
 
 /// Update rule.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(transform = crate::extensions::one_of)]
 pub enum OptimizerKind {
     /// Adam with decoupled weight decay.
     #[default]
     Adamw,
     /// Stochastic gradient descent with momentum.
     Sgd,
+    /// One that the program has registered with [`Optimizers`].
+    #[serde(untagged)]
+    #[schemars(skip)]
+    Registered(String),
 }
 
-/// Builds the optimizer that a config selects.
+impl OptimizerKind {
+    /// The name in the config.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Adamw => "adamw",
+            Self::Sgd => "sgd",
+            Self::Registered(name) => name,
+        }
+    }
+
+    fn is_built_in(&self) -> bool {
+        !matches!(self, Self::Registered(_))
+    }
+}
+
+/// Builds the built-in optimizer that a config selects.
 pub fn from_config(config: &OptimizerConfig) -> Result<Box<dyn Optimizer>, OptimizerError> {
-    error::check(config)?;
-    Ok(match config.kind {
-        OptimizerKind::Adamw => Box::new(AdamW { betas: config.betas, eps: config.eps }),
-        OptimizerKind::Sgd => Box::new(Sgd { momentum: config.momentum }),
-    })
+    Optimizers::standard().build(config)
 }
 
 /// An update rule with per-parameter state.

@@ -1,13 +1,13 @@
 //! Parallel dims: which sizes of parallelism fit the ranks, the model and the
 //! batch.
 //!
-//! All divisibility rules are checked here, before a model is loaded. Every
+//! All rules are checked here, before a model is loaded. Every
 //! violation is reported at once, with the sizes that would fit.
 
 mod error;
 
 use weightloom_gang::GangSizes;
-use weightloom_nn::{DecoderConfig, PositionConfig};
+use weightloom_nn::{DecoderConfig, ModelDefinition};
 
 use crate::config::{Accelerator, Config, PipelineSchedule};
 
@@ -57,14 +57,14 @@ impl ParallelDims {
     pub fn new(
         accelerator: &Accelerator,
         world: usize,
-        decoder: &DecoderConfig,
+        definition: &dyn ModelDefinition,
         batch: &BatchSizes,
     ) -> Result<Self, ParallelDimErrors> {
         let mut check = Check { errors: Vec::new() };
         check.zeros(accelerator, world, batch);
         let dp = check.ranks(accelerator, world);
-        check.model(accelerator, decoder, batch);
-        check.layers(accelerator, decoder);
+        check.model(accelerator, definition, batch);
+        check.layers(accelerator, definition);
         let rows = dp.and_then(|(replicate, shard)| check.rows(accelerator, replicate, shard, batch));
         match (check.errors.is_empty(), dp, rows) {
             (true, Some((dp_replicate, dp_shard)), Some((rows_per_rank, micro_batch_size))) => Ok(Self {
@@ -101,14 +101,6 @@ impl ParallelDims {
 /// Whether `part` divides `whole`; false for 0.
 fn divides(part: usize, whole: usize) -> bool {
     part != 0 && whole.is_multiple_of(part)
-}
-
-/// Greatest common divisor.
-fn gcd(mut one: usize, mut other: usize) -> usize {
-    while other != 0 {
-        (one, other) = (other, one % other);
-    }
-    one
 }
 
 /// Collects errors. A rule that involves an invalid number, such as 0, is not
@@ -175,36 +167,30 @@ impl Check {
     }
 
     /// The rules of tensor parallelism.
-    fn model(&mut self, accelerator: &Accelerator, decoder: &DecoderConfig, batch: &BatchSizes) {
+    fn model(&mut self, accelerator: &Accelerator, definition: &dyn ModelDefinition, batch: &BatchSizes) {
         let tp = accelerator.tp;
-        let (heads, kv_heads) = (decoder.attention.heads, decoder.attention.kv_heads);
-        let of_heads = gcd(heads, kv_heads);
+        if let Some(decoder) = definition.downcast::<DecoderConfig>() {
+            let heads = decoder.attention.heads;
+            // Shards may differ in size, but a rank without heads would only wait.
+            if tp > heads {
+                self.report(ParallelDimError::Heads { tp, heads });
+            }
+        }
         if tp > 0 {
-            if !(divides(tp, heads) && divides(tp, kv_heads)) {
-                self.report(ParallelDimError::Heads { tp, heads, kv_heads });
-            }
-            if let Some(experts) = &decoder.experts {
-                let inner = experts.inner;
-                if !divides(tp, inner) {
-                    self.report(ParallelDimError::Experts { tp, inner, fits: gcd(of_heads, inner) });
-                }
-            }
             let max_seq_len = batch.max_seq_len;
             if accelerator.sequence_parallel && !divides(tp, max_seq_len) {
                 self.report(ParallelDimError::Sequence { tp, max_seq_len });
             }
         }
-        let most = decoder.max_positions;
-        // Only learned positions have a maximum.
-        if decoder.positions == PositionConfig::Learned && batch.max_seq_len > most {
+        if let Some(most) = definition.max_positions().filter(|most| batch.max_seq_len > *most) {
             self.report(ParallelDimError::Positions { max_seq_len: batch.max_seq_len, most });
         }
     }
 
     /// The rules of pipeline parallelism.
-    fn layers(&mut self, accelerator: &Accelerator, decoder: &DecoderConfig) {
+    fn layers(&mut self, accelerator: &Accelerator, definition: &dyn ModelDefinition) {
         let Accelerator { pp, vpp, pp_schedule, .. } = *accelerator;
-        let layers = decoder.layers;
+        let layers = definition.layers();
         if vpp > 1 && pp_schedule != PipelineSchedule::Interleaved {
             self.report(ParallelDimError::NotInterleaved { vpp });
         }

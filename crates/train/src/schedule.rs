@@ -16,12 +16,23 @@
 //!
 //! A rate depends only on the step, so a resumed run has the rates of an
 //! uninterrupted one.
+//!
+//! A schedule of your own crate implements [`ScheduleFactory`] and is added to
+//! [`Schedules`]; warmup comes before it, as before the built-in ones.
 
-use std::f64::consts::PI;
+mod decay;
+mod registry;
+
+use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use weightloom_errors::Hint;
+
+pub use registry::{LearningRateSchedule, ScheduleFactory, Schedules};
+
+use crate::extensions::{UnknownName, caught};
 
 /// Learning-rate schedule.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -37,11 +48,14 @@ pub struct ScheduleConfig {
     pub decay_steps: Option<u64>,
     /// Shape of the decay, for `wsd`.
     pub decay_type: DecayType,
+    /// Settings of a schedule that is not built in.
+    pub options: Option<Map<String, Value>>,
 }
 
 /// Shape of the schedule after warmup.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(transform = crate::extensions::one_of)]
 pub enum ScheduleKind {
     /// Decay along half a cosine wave.
     #[default]
@@ -52,6 +66,23 @@ pub enum ScheduleKind {
     Wsd,
     /// No decay.
     Constant,
+    /// One that the program has registered with [`Schedules`].
+    #[serde(untagged)]
+    #[schemars(skip)]
+    Registered(String),
+}
+
+impl ScheduleKind {
+    /// The name in the config.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Cosine => "cosine",
+            Self::Linear => "linear",
+            Self::Wsd => "wsd",
+            Self::Constant => "constant",
+            Self::Registered(name) => name,
+        }
+    }
 }
 
 /// Shape of the decay, for `wsd`.
@@ -76,6 +107,16 @@ pub enum ScheduleError {
     MinRatio { found: String },
     #[error("cannot fit {warmup} warmup steps and {decay} decay steps into {total} steps")]
     NoRoom { warmup: u64, decay: u64, total: u64 },
+    #[error("`train.schedule.kind`: {0}")]
+    Unknown(#[from] UnknownName),
+    #[error("invalid `train.schedule.options` of `{schedule}`: {problem}")]
+    Options { schedule: String, problem: String },
+    #[error("cannot use the schedule `{schedule}`: {problem}")]
+    Unusable { schedule: String, problem: String },
+    #[error(
+        "the schedule `{schedule}` returns {ratio} for step {step}, which is not a fraction of the peak rate"
+    )]
+    Ratio { schedule: String, step: u64, ratio: String },
 }
 
 impl Hint for ScheduleError {
@@ -86,53 +127,27 @@ impl Hint for ScheduleError {
                 0 => format!("set `train.schedule.warmup_steps` below {total}"),
                 left => format!("set `train.schedule.decay_steps` to at most {left}"),
             },
+            Self::Unknown(error) => return error.hint(),
+            Self::Options { .. } | Self::Unusable { .. } => return None,
+            Self::Ratio { .. } => "return a finite number of at least 0 for every step".to_owned(),
         })
     }
 }
 
-/// The learning rate as a function of the step.
-#[derive(Clone, Debug, PartialEq)]
+/// The learning rate as a function of the step: linear warmup, then a
+/// [`LearningRateSchedule`].
+#[derive(Clone, Debug)]
 pub struct LearningRate {
     peak: f64,
-    min_lr_ratio: f64,
     warmup: u64,
-    /// Steps at the peak rate.
-    stable: u64,
-    decay: u64,
-    shape: Shape,
-}
-
-/// Shape of the decay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shape {
-    Flat,
-    Linear,
-    Cosine,
-    Sqrt,
+    name: String,
+    schedule: Arc<dyn LearningRateSchedule>,
 }
 
 impl LearningRate {
-    /// The schedule of a run of `total` steps with this peak rate.
+    /// The built-in schedule of a run of `total` steps with this peak rate.
     pub fn new(peak: f64, config: &ScheduleConfig, total: u64) -> Result<Self, ScheduleError> {
-        if !(0.0..=1.0).contains(&config.min_lr_ratio) {
-            return Err(ScheduleError::MinRatio { found: config.min_lr_ratio.to_string() });
-        }
-        let warmup = config.warmup_steps;
-        let after = total.saturating_sub(warmup);
-        let (stable, shape) = match config.kind {
-            ScheduleKind::Constant => (after, Shape::Flat),
-            ScheduleKind::Linear => (0, Shape::Linear),
-            ScheduleKind::Cosine => (0, Shape::Cosine),
-            ScheduleKind::Wsd => {
-                let decay = config.decay_steps.unwrap_or((total / 5).min(after));
-                let stable = after
-                    .checked_sub(decay)
-                    .filter(|_| warmup <= total)
-                    .ok_or(ScheduleError::NoRoom { warmup, decay, total })?;
-                (stable, config.decay_type.into())
-            }
-        };
-        Ok(Self { peak, min_lr_ratio: config.min_lr_ratio, warmup, stable, decay: after - stable, shape })
+        Schedules::standard().build(peak, config, total)
     }
 
     /// The rate of a step, counting from 1.
@@ -140,36 +155,23 @@ impl LearningRate {
         self.peak * self.ratio(step.saturating_sub(1))
     }
 
+    /// The rate of a step, if the schedule returns a rate that can be used.
+    pub fn checked_at(&self, step: u64) -> Result<f64, ScheduleError> {
+        let schedule = || self.name.clone();
+        let ratio = caught(|| self.ratio(step.saturating_sub(1)))
+            .map_err(|panic| ScheduleError::Unusable { schedule: schedule(), problem: panic.to_string() })?;
+        let rate = self.peak * ratio;
+        if rate.is_finite() && ratio >= 0.0 {
+            return Ok(rate);
+        }
+        Err(ScheduleError::Ratio { schedule: schedule(), step, ratio: ratio.to_string() })
+    }
+
     /// The fraction of the peak rate after `done` steps.
     fn ratio(&self, done: u64) -> f64 {
-        if done < self.warmup {
-            return done as f64 / self.warmup as f64;
-        }
-        if self.shape == Shape::Flat {
-            return 1.0;
-        }
-        let Some(decayed) = (done - self.warmup).checked_sub(self.stable) else { return 1.0 };
-        // A decay of zero steps ends at once.
-        if decayed >= self.decay {
-            return self.min_lr_ratio;
-        }
-        let progress = decayed as f64 / self.decay as f64;
-        let left = match self.shape {
-            Shape::Flat => 1.0,
-            Shape::Linear => 1.0 - progress,
-            Shape::Cosine => 0.5 * (1.0 + (PI * progress).cos()),
-            Shape::Sqrt => 1.0 - progress.sqrt(),
-        };
-        left * (1.0 - self.min_lr_ratio) + self.min_lr_ratio
-    }
-}
-
-impl From<DecayType> for Shape {
-    fn from(decay: DecayType) -> Self {
-        match decay {
-            DecayType::Linear => Self::Linear,
-            DecayType::Cosine => Self::Cosine,
-            DecayType::Sqrt => Self::Sqrt,
+        match done.checked_sub(self.warmup) {
+            None => done as f64 / self.warmup as f64,
+            Some(done) => self.schedule.ratio(done),
         }
     }
 }
@@ -177,6 +179,8 @@ impl From<DecayType> for Shape {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+    use std::f64::consts::PI;
 
     use proptest::prelude::*;
 
@@ -193,7 +197,7 @@ mod tests {
     #[test]
     fn warmup_starts_at_zero_and_ends_at_the_peak() {
         for kind in KINDS {
-            assert_eq!(LearningRate::new(0.5, &plain(kind), 10).unwrap().at(1), 0.5);
+            assert_eq!(LearningRate::new(0.5, &plain(kind.clone()), 10).unwrap().at(1), 0.5);
             let warm = ScheduleConfig { warmup_steps: 4, ..plain(kind) };
             let rate = LearningRate::new(2.0, &warm, 100).unwrap();
             assert_eq!([1, 2, 3, 4, 5].map(|step| rate.at(step)), [0.0, 0.5, 1.0, 1.5, 2.0]);
@@ -234,7 +238,7 @@ mod tests {
     #[test]
     fn steps_far_away_do_not_overflow() {
         for kind in KINDS {
-            let rate = LearningRate::new(1.0, &plain(kind), u64::MAX).unwrap();
+            let rate = LearningRate::new(1.0, &plain(kind.clone()), u64::MAX).unwrap();
             assert!(rate.at(u64::MAX) >= 0.0 && rate.at(0) == 1.0);
             let empty = LearningRate::new(1.0, &plain(kind), 0).unwrap();
             assert!((0.0..=1.0).contains(&empty.at(1)));
@@ -251,11 +255,12 @@ mod tests {
             decay_share in 0.0..1.0f64,
             min_lr_ratio in 0.0..1.0f64,
         ) {
-            let (kind, decay) = (KINDS[kind], DECAYS[decay]);
+            let (kind, decay) = (KINDS[kind].clone(), DECAYS[decay]);
             let warmup = (total as f64 * warmup_share) as u64;
             let decay_steps = ((total - warmup) as f64 * decay_share) as u64;
             let config = ScheduleConfig {
-                kind, warmup_steps: warmup, min_lr_ratio, decay_steps: Some(decay_steps), decay_type: decay,
+                kind: kind.clone(), warmup_steps: warmup, min_lr_ratio, decay_steps: Some(decay_steps),
+                decay_type: decay, options: None,
             };
             let rate = LearningRate::new(1.0, &config, total).unwrap();
             let decaying = if kind == ScheduleKind::Wsd { decay_steps } else { total - warmup };

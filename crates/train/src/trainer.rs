@@ -14,6 +14,7 @@ mod resume;
 mod resume_point;
 mod run;
 mod survey;
+mod weights;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,12 +33,12 @@ use crate::config::{Config, to_value};
 use crate::data::{DocumentsRead, PromptStyle};
 use crate::engine::Engine;
 use crate::error::TrainError;
+use crate::extensions::Extensions;
 use crate::metrics::{Meter, Sinks, open};
-use crate::schedule::LearningRate;
 use crate::spec::SpecRegistry;
 use crate::warning::Warning;
 
-use build::{Built, build, open_checkpoint};
+use build::{Built, Registered, build, open_checkpoint};
 use checkpoint_manager::CheckpointManager;
 use evaluate::HeldOut;
 use resume::{compare_config, restore_data};
@@ -45,9 +46,9 @@ use resume_point::name_damage;
 use run::Run;
 use survey::Survey;
 
-pub use dry_run::dry_run;
+pub use dry_run::{dry_run, dry_run_with};
 pub use lock::is_running;
-pub use preview::{DataPreview, preview_data};
+pub use preview::{DataPreview, preview_data, preview_data_with};
 pub use resume::ConfigChanges;
 
 /// A training run to start with [`train`].
@@ -63,6 +64,11 @@ pub struct TrainRequest<'a> {
     pub gang: Arc<dyn Gang>,
     /// Model specs registered in code, in addition to the families of the hub.
     pub specs: SpecRegistry,
+    /// Sharding rules of the operations that the model uses, including users'
+    /// functions; by default the built-in ones.
+    pub operations: weightloom_dtensor::Registry,
+    /// What the config may name; by default what is built in.
+    pub extensions: Extensions,
     /// Whether to resume with a config that computes something else.
     pub config_changes: ConfigChanges,
     /// Set it to end the run after the current step.
@@ -86,6 +92,8 @@ impl<'a> TrainRequest<'a> {
             hub,
             gang,
             specs: SpecRegistry::default(),
+            operations: weightloom_dtensor::Registry::default(),
+            extensions: Extensions::standard(),
             config_changes: ConfigChanges::default(),
             stop: Arc::default(),
             callbacks: Vec::new(),
@@ -141,6 +149,8 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         hub,
         gang,
         specs,
+        operations,
+        extensions,
         config_changes,
         stop,
         mut callbacks,
@@ -148,6 +158,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         fetching,
         reading,
     } = request;
+    let registered = Registered { specs: &specs, operations: &operations, extensions: &extensions };
     let folder = PathBuf::from(&config.train.checkpoint.output_dir);
     let mut checkpoints = CheckpointManager::new(config, &gang)?;
     if config.train.eval.sway.is_some() && gang.rank() == 0 && evaluators.is_empty() {
@@ -159,7 +170,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         let restore = || -> Result<(Built, Option<Progress>), TrainError> {
             let path = resumed.as_deref();
             let changed = path.map(|path| compare_config(config, path, config_changes)).transpose()?;
-            let mut built = build(config, hub, &specs, &gang, path, fetching, reading)?;
+            let mut built = build(config, hub, &registered, &gang, path, fetching, reading)?;
             built.notices.extend(changed.flatten());
             let restored = path.map(|path| restore_engine(&mut built.engine, path, reading)).transpose()?;
             Ok((built, restored))
@@ -192,12 +203,12 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
     let summary = RunSummary {
         data: summary,
         eval: held_out.documents.clone(),
-        parameters: engine.stages().first().map_or(0, |stage| stage.decoder.config().parameter_count()),
+        parameters: engine.stages().first().map_or(0, |stage| stage.model.definition().parameter_count()),
         trainable_parameters: engine.trainable_parameters()?,
         steps: total,
         first_step: progress.step,
     };
-    let rates = LearningRate::new(config.train.optimizer.lr, &config.train.schedule, total)?;
+    let rates = extensions.schedules.build(config.train.optimizer.lr, &config.train.schedule, total)?;
     let dp_rank = engine.gangs.dp.rank();
     let own_rows = dp_rank * dims.rows_per_rank..(dp_rank + 1) * dims.rows_per_rank;
     let epoch = loader.state().position.epoch;
@@ -211,7 +222,8 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
             let steps = total.saturating_sub(progress.step);
             warnings.extend(checkpoints.check_space(checkpoint_bytes, steps)?);
             write_config(&folder, config)?;
-            (open(&config.train.logging, &folder, progress.step)?, warnings, Some(lock))
+            let sinks = open(&config.train.logging, &extensions.sinks, &folder, progress.step)?;
+            (sinks, warnings, Some(lock))
         }
         _ => (Sinks::default(), Vec::new(), None),
     };
@@ -284,12 +296,8 @@ fn write_config(folder: &Path, config: &Config) -> Result<(), TrainError> {
 /// trained parameters.
 fn flops_per_token(engine: &Engine, config: &Config) -> f64 {
     let Some(stage) = engine.stages().first() else { return 0.0 };
-    let decoder = stage.decoder.config();
-    let weights = decoder.active_parameters() as f64;
-    let attention = 2.0
-        * decoder.layers as f64
-        * (decoder.attention.heads * decoder.attention.width) as f64
-        * config.data.max_seq_len as f64;
+    let definition = stage.model.definition();
+    let weights = definition.active_parameters() as f64;
     let passes = if stage.adapter.is_some() { 2.0 } else { 3.0 };
-    passes * (2.0 * weights + attention)
+    passes * (2.0 * weights + definition.mixing_flops(config.data.max_seq_len))
 }

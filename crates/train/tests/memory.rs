@@ -11,12 +11,13 @@ use std::sync::Arc;
 use serde_json::json;
 use weightloom_dtensor::DistContext;
 use weightloom_gang::{GangOptions, GangSizes, Gangs, solo};
-use weightloom_hub::{ModelLoadOptions, new_decoder};
+use weightloom_hub::{ModelLoadOptions, new_model};
 use weightloom_layout::DType;
 use weightloom_nn::{
     ActivationCheckpointing, AttentionConfig, DecoderConfig, ForwardArgs, Input, MlpConfig, Parallel, Stage,
 };
 use weightloom_tensor::memory;
+use weightloom_train::Extensions;
 use weightloom_train::config::{Config, PipelineSchedule};
 use weightloom_train::dry_run::{self, DryRunSettings, MemoryReport, StageReport};
 use weightloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
@@ -42,12 +43,13 @@ fn predicted(config: &Config) -> (StageReport, MemoryReport) {
     let decoder = decoder();
     let settings = DryRunSettings {
         config,
-        decoder: &decoder,
+        definition: &decoder,
         parallel: &Parallel::default(),
         stages: &[Stage::whole(decoder.layers)],
         sizes: GangSizes::default(),
         world: 1,
         data: None,
+        extensions: &Extensions::standard(),
     };
     let found = dry_run::run(&settings).unwrap();
     let rank = &found.ranks[0];
@@ -66,7 +68,7 @@ fn measured(config: &Config, checkpointing: ActivationCheckpointing) -> (u64, u6
         dist: Some(Arc::clone(&dist)),
         ..ModelLoadOptions::default()
     };
-    let decoder = new_decoder(&decoder(), &Parallel::default(), 7, &options).unwrap();
+    let decoder = new_model(&decoder(), &Parallel::default(), 7, &options).unwrap();
     let rows = config.train.micro_batch_size.unwrap_or(ROWS);
     let settings = EngineSettings {
         gangs,
@@ -82,9 +84,9 @@ fn measured(config: &Config, checkpointing: ActivationCheckpointing) -> (u64, u6
     let tokens: Vec<i64> = (0..rows * TIME).map(|at| (at * 7 % 2000) as i64).collect();
     let micro = MicroBatch { rows, inputs: tokens.clone(), targets: tokens, documents: None };
 
-    let decoder = &engine.stages()[0].decoder;
+    let decoder = &engine.stages()[0].model;
     let held = memory::statistics().in_use;
-    let batch = decoder.batch(&micro.inputs, rows).unwrap();
+    let batch = decoder.shard().batch(&micro.inputs, rows).unwrap();
     let hidden = decoder
         .forward(Input::Tokens(batch.clone()), ForwardArgs { checkpointing, ..ForwardArgs::default() })
         .unwrap();

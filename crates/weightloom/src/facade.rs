@@ -37,7 +37,7 @@ fn hub() -> Result<Hub, HubError> {
 /// # fn main() -> Result<(), weightloom::hub::HubError> {
 /// let base = weightloom::load("smollm2_135m", None)?;
 /// let tuned = weightloom::load("smollm2_135m", Some("./my-adapter".as_ref()))?;
-/// assert_eq!(base.decoder.config(), tuned.decoder.config());
+/// assert!(base.model.definition().is_same(tuned.model.definition()));
 /// # Ok(())
 /// # }
 /// ```
@@ -46,13 +46,13 @@ pub fn load(name: &str, adapter: Option<&Path>) -> Result<TextGenerator, HubErro
     let adapter = adapter.map(|folder| folder.display().to_string());
     let located = hub.locate_with(name, adapter.as_deref(), &())?;
     let model = hub.open(&located.model, &())?;
-    let decoder = model.load(&ModelLoadOptions::default(), &())?.decoder;
+    let loaded = model.load(&ModelLoadOptions::default(), &())?.model;
     let adapter = match located.adapter {
-        Some(folder) => Some((model.adapter(&decoder, &Source::open(folder)?, &())?, 1.0)),
+        Some(folder) => Some((model.adapter(&*loaded, &Source::open(folder)?, &())?, 1.0)),
         None => None,
     };
     Ok(TextGenerator {
-        decoder,
+        model: loaded,
         adapter,
         tokenizer: model.tokenizer()?,
         templates: model.chat_templates()?,

@@ -18,7 +18,7 @@
 //! - [`tensor`]: local tensors and automatic differentiation.
 //! - [`dtensor`]: distributed tensors.
 //! - [`checkpoint`]: checkpoints in any format, on any mesh.
-//! - [`nn`]: one configurable decoder, its cache, adapters and generation.
+//! - [`nn`]: models, one configurable decoder, adapters and generation.
 //! - [`hub`]: models by name.
 //! - [`models`]: model families.
 //! - [`train`](mod@train): training.

@@ -17,7 +17,9 @@ mod write;
 pub use read::{descriptions, read_folder};
 pub use sharded::{read_sharded, shards};
 pub use value::read_value;
-pub use write::{DcpFile, DcpItem, DcpItemLayout, DcpRank, DcpValue, file_name, metadata};
+pub use write::{
+    DcpFile, DcpItem, DcpItemLayout, DcpRank, DcpValue, file_name, metadata, metadata_with_paths,
+};
 
 use weightloom_errors::Hint;
 use weightloom_layout::{RegionError, ShapeError, TilingError};

@@ -63,7 +63,8 @@ pub fn index(storage: &dyn Storage, manifest: &Manifest) -> Result<Index, Checkp
     if let Some(step) = manifest.step {
         metadata.insert("step".to_owned(), step.to_string());
     }
-    Ok(Index::new(Format::Native, files, tensors)?.with_blobs(blobs)?.with_metadata(metadata))
+    let index = Index::new(Format::Native, files, tensors)?.with_blobs(blobs)?.with_metadata(metadata);
+    Ok(index.with_planner_data(manifest.planner_data.clone(), manifest.storage_data.clone()))
 }
 
 fn damaged(error: ManifestError) -> CheckpointError {
@@ -106,9 +107,11 @@ fn placed(
     }
 }
 
-/// The file of one rank's shards.
-pub(crate) fn chunks_file(rank: usize) -> String {
-    format!("chunks-{rank:05}.safetensors")
+/// The file of one rank's shards. A tensor has one shard in a file, so further
+/// ones are in further files: number `rank + ranks`, `rank + 2 * ranks` and so
+/// on.
+pub(crate) fn chunks_file(number: usize) -> String {
+    format!("chunks-{number:05}.safetensors")
 }
 
 /// Whether a file is named like one of a rank's shards.

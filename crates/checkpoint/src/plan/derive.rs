@@ -11,7 +11,8 @@ use weightloom_layout::{Layout, LayoutId, Region, Shape, check_tiling};
 
 use super::balance::WriteLoad;
 use super::items::{MetadataIndex, WriteData, WriteItem};
-use super::save::{PlanError, Subject, SubjectKind};
+use super::save::PlanError;
+use super::standard_save::{Subject, SubjectKind};
 
 /// The tiles of a tensor and the ranks that hold them.
 #[derive(Debug)]

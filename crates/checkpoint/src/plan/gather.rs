@@ -84,11 +84,22 @@ pub(super) fn global_plan(plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metada
         items[chosen].push(item);
     }
     let redistributions: Vec<Redistribution> = redistributions.into_values().collect();
-    let plans = items.into_iter().map(|mut items| {
+    let plans = items.into_iter().zip(plans).map(|(mut items, local)| {
         items.sort_by(|a, b| a.index.cmp(&b.index));
-        SavePlan { redistributions: redistributions.clone(), items }
+        SavePlan { redistributions: redistributions.clone(), items, ..local }
     });
     Ok((plans.collect(), metadata))
+}
+
+/// Refuses items of one name that differ between ranks.
+pub(super) fn check_agreement(ranks: &[Vec<WriteItem>]) -> Result<(), PlanError> {
+    let mut gathered: BTreeMap<&str, Gathered> = BTreeMap::new();
+    for (rank, items) in ranks.iter().enumerate() {
+        for item in items {
+            gathered.entry(&item.index.name).or_default().add(rank, item);
+        }
+    }
+    gathered.iter().try_for_each(|(name, entry)| entry.agreed(name).map(drop))
 }
 
 impl Gathered {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use weightloom_layout::{DType, Layout, Region, Shape};
 
+use super::data::{PlanData, StorageData, storage_data_pairs};
 use crate::fingerprint::Fingerprint;
 use crate::state::Section;
 
@@ -73,18 +74,23 @@ impl WriteItem {
     }
 }
 
-/// One read of one rank: the intersection of a stored tile and a destination.
+/// One read of one rank: a box of a stored tile, and its place in a
+/// destination.
+///
+/// Items say what is read: a destination is filled from exactly the boxes that
+/// its items name. Together they must fill it, each element once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadItem {
     /// The destination.
     pub destination: MetadataIndex,
     /// The offset in the destination.
     pub destination_offsets: Vec<usize>,
-    /// The stored tile.
+    /// The stored tile, by its offset, its number or both; the whole tensor if it
+    /// has neither.
     pub storage: MetadataIndex,
     /// The offset in the stored tile.
     pub storage_offsets: Vec<usize>,
-    /// The sizes of the intersection.
+    /// The sizes of the box.
     pub lengths: Vec<usize>,
 }
 
@@ -119,6 +125,12 @@ pub struct SavePlan {
     pub redistributions: Vec<Redistribution>,
     /// The writes.
     pub items: Vec<WriteItem>,
+    /// Data of the planner. A local plan's data reach
+    /// [`global_plan`](super::SavePlanner::global_plan) on every rank.
+    pub planner_data: Option<PlanData>,
+    /// Data of single items.
+    #[serde(with = "storage_data_pairs")]
+    pub storage_data: StorageData,
 }
 
 impl SavePlan {
@@ -135,6 +147,12 @@ pub struct LoadPlan {
     pub tensors: Vec<ReadItem>,
     /// Entries that are not tensors: name in the checkpoint, name in the state.
     pub bytes: Vec<(String, String)>,
+    /// Data of the planner. A local plan's data reach
+    /// [`global_plan`](super::LoadPlanner::global_plan) on every rank.
+    pub planner_data: Option<PlanData>,
+    /// Data of single items.
+    #[serde(with = "storage_data_pairs")]
+    pub storage_data: StorageData,
 }
 
 /// Everything that a checkpoint will hold.
@@ -144,6 +162,12 @@ pub struct Metadata {
     pub tensors: BTreeMap<String, TensorMetadata>,
     /// Lengths of entries that are not tensors.
     pub bytes: BTreeMap<String, u64>,
+    /// Data of the planner. They are stored in native checkpoints, where load
+    /// planners find them in [`Index::planner_data`](crate::Index::planner_data).
+    pub planner_data: Option<PlanData>,
+    /// Data of single items, stored likewise.
+    #[serde(with = "storage_data_pairs")]
+    pub storage_data: StorageData,
 }
 
 /// Metadata of one tensor.

@@ -2,17 +2,26 @@
 
 use std::collections::BTreeMap;
 
-use weightloom_errors::{name_list, nearest};
-use weightloom_layout::{DType, LayoutError, Region, Shape};
+use weightloom_layout::{DType, LayoutError, Shape};
 
-use super::items::{LoadPlan, MetadataIndex, ReadItem};
+use super::items::{LoadPlan, ReadItem};
 use super::save::{PlanContext, PlanError};
 use crate::index::Index;
-use crate::state::{Sharding, TensorSpec};
+use crate::state::TensorSpec;
+use crate::tree::{AmbiguousPath, Tree, flatten_leaves};
 
 /// Decides what each rank reads, and into which memory. The [module](super)
-/// documents the order of calls.
+/// documents the order of calls and has an example.
+///
+/// A load trusts no planner. It fails with a
+/// [`PlannerError`](super::PlannerError) on every rank if a planner panics,
+/// returns too few or too many plans, leaves out a destination, reads what the
+/// checkpoint lacks, or does not fill every element of a destination exactly
+/// once.
 pub trait LoadPlanner<'a> {
+    /// Its name, for errors and registries.
+    fn name(&self) -> &str;
+
     /// Inspects the checkpoint. Every rank.
     fn configure(&mut self, index: &Index, context: PlanContext) -> Result<(), LoadPlanError>;
 
@@ -20,7 +29,7 @@ pub trait LoadPlanner<'a> {
     fn local_plan(&mut self, index: &Index) -> Result<LoadPlan, LoadPlanError>;
 
     /// Whether [`global_plan`](Self::global_plan) sees the plans of all ranks.
-    /// Must be the same on every rank.
+    /// It does if one rank asks for it.
     fn needs_global_plan(&self) -> bool {
         false
     }
@@ -35,9 +44,15 @@ pub trait LoadPlanner<'a> {
         Ok(plan)
     }
 
-    /// The memory of an item's destination, and the region of the stored tensor
-    /// that fills it. Called once per destination, however many items it has;
-    /// all of them must come from one stored tensor.
+    /// The names that this rank's plan must fill. A plan that leaves one out is
+    /// refused before anything is read.
+    fn destinations(&self, index: &Index) -> Vec<String> {
+        let _ = index;
+        Vec::new()
+    }
+
+    /// The memory of an item's destination. Called once per destination, with
+    /// its first item; all items of the destination fill it together.
     fn acquire_tensor(&mut self, item: &ReadItem) -> Result<Destination<'a>, LoadPlanError>;
 
     /// Receives the filled destination.
@@ -47,11 +62,11 @@ pub trait LoadPlanner<'a> {
     fn apply_bytes(&mut self, name: &str, bytes: Vec<u8>) -> Result<(), LoadPlanError>;
 }
 
-/// Memory for a region of a stored tensor.
+/// Memory to load into.
 #[derive(Debug)]
 pub struct Destination<'a> {
-    /// The region of the stored tensor.
-    pub region: Region,
+    /// Its shape. Read items have offsets in it.
+    pub shape: Shape,
     /// The dtype to load it as.
     pub dtype: DType,
     /// The memory, row-major.
@@ -61,7 +76,7 @@ pub struct Destination<'a> {
 /// The state that one rank loads into.
 #[derive(Debug, Default)]
 pub struct LoadState<'a> {
-    slots: BTreeMap<String, Slot<'a>>,
+    pub(super) slots: BTreeMap<String, Slot<'a>>,
 }
 
 /// An entry to load.
@@ -94,6 +109,14 @@ impl<'a> LoadState<'a> {
     pub fn bytes(&mut self, name: impl Into<String>, into: &'a mut Vec<u8>) -> &mut Self {
         self.slots.insert(name.into(), Slot::Bytes(into));
         self
+    }
+
+    /// Adds nested entries under the names that [`flatten`](crate::flatten)
+    /// gives them.
+    pub fn tree(&mut self, tree: Tree<Slot<'a>>) -> Result<&mut Self, AmbiguousPath> {
+        let (slots, _) = flatten_leaves(tree, |_| None)?;
+        self.slots.extend(slots);
+        Ok(self)
     }
 
     /// The entries, by name.
@@ -154,7 +177,7 @@ pub struct StateMismatch {
 }
 
 impl StateMismatch {
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.missing.is_empty() && self.unexpected.is_empty() && self.shapes.is_empty()
     }
 }
@@ -194,162 +217,10 @@ pub enum LoadPlanError {
     Layout { name: String, problem: LayoutError },
     #[error("cannot load `{name}` into {layout}: its values would be partial sums")]
     Pending { name: String, layout: String },
-    #[error("cannot load `{name}` from two tensors, `{first}` and `{second}`")]
-    TwoSources { name: String, first: String, second: String },
     #[error("rank {rank} asks for `{name}`, but is outside its mesh")]
     NotHeld { name: String, rank: usize },
     #[error("cannot load `{name}`: the plan names it, but it does not exist")]
     NoSuchItem { name: String },
-    #[error("the global plan has plans for {found} of {expected} ranks; {} missing", missing_ranks(*found, *expected))]
-    PlanCount { expected: usize, found: usize },
-    #[error("no rank's plan loads {}, which the local plans load", name_list(names, 8))]
-    Dropped { names: Vec<String> },
     #[error(transparent)]
     Plan(#[from] PlanError),
-}
-
-/// The ranks without a plan, in words.
-fn missing_ranks(found: usize, expected: usize) -> String {
-    match expected.saturating_sub(found) {
-        0 => "none is".to_owned(),
-        1 => format!("rank {found} is"),
-        _ => format!("ranks {found} to {} are", expected - 1),
-    }
-}
-
-/// The default planner.
-#[derive(Debug, Default)]
-pub struct StandardLoadPlanner<'a> {
-    /// What to do about missing entries.
-    pub missing: MissingKeys,
-    /// What to do about unexpected entries.
-    pub unexpected: UnexpectedKeys,
-    state: LoadState<'a>,
-    context: Option<PlanContext>,
-}
-
-impl<'a> StandardLoadPlanner<'a> {
-    /// A planner for a state that refuses any mismatch.
-    pub fn new(state: LoadState<'a>) -> Self {
-        Self { state, ..Self::default() }
-    }
-
-    fn mismatch(&self, index: &Index) -> StateMismatch {
-        let mut mismatch = StateMismatch::default();
-        let near =
-            |name: &str, there: &mut dyn Iterator<Item = &str>| nearest(name, there).map(str::to_owned);
-        for (name, slot) in &self.state.slots {
-            let found = match slot {
-                Slot::Bytes(_) => index.bytes_at(name).is_some(),
-                Slot::Tensor { spec, .. } => match index.tensors().get(name) {
-                    Some(entry) => {
-                        if entry.shape != spec.shape {
-                            mismatch.shapes.push(ShapeMismatch {
-                                name: name.clone(),
-                                wanted: spec.shape.clone(),
-                                found: entry.shape.clone(),
-                            });
-                        }
-                        true
-                    }
-                    None => false,
-                },
-            };
-            if !found && self.missing == MissingKeys::Error {
-                let near = near(name, &mut index.tensors().keys().map(String::as_str));
-                mismatch.missing.push(UnmatchedKey { name: name.clone(), near });
-            }
-        }
-        if self.unexpected == UnexpectedKeys::Error {
-            for name in index.tensors().keys().filter(|name| !self.state.slots.contains_key(*name)) {
-                let near = near(name, &mut self.state.slots.keys().map(String::as_str));
-                mismatch.unexpected.push(UnmatchedKey { name: name.clone(), near });
-            }
-        }
-        mismatch
-    }
-}
-
-impl<'a> LoadPlanner<'a> for StandardLoadPlanner<'a> {
-    fn configure(&mut self, index: &Index, context: PlanContext) -> Result<(), LoadPlanError> {
-        self.context = Some(context);
-        let mismatch = self.mismatch(index);
-        if mismatch.is_empty() { Ok(()) } else { Err(LoadPlanError::StateMismatch(Box::new(mismatch))) }
-    }
-
-    fn local_plan(&mut self, index: &Index) -> Result<LoadPlan, LoadPlanError> {
-        let context = self.context.ok_or(PlanError::NotConfigured)?;
-        let mut plan = LoadPlan::default();
-        for (name, slot) in &self.state.slots {
-            let Slot::Tensor { spec, into } = slot else {
-                if index.bytes_at(name).is_some() {
-                    plan.bytes.push((name.clone(), name.clone()));
-                }
-                continue;
-            };
-            let Some(entry) = index.tensors().get(name) else { continue };
-            let region = match wanted(name, spec, context.rank) {
-                // A rank outside the mesh may list the tensor with empty memory.
-                Err(LoadPlanError::NotHeld { .. }) if into.is_empty() => continue,
-                region => region?,
-            };
-            for (ordinal, tile) in entry.tiles.iter().enumerate() {
-                let Some(part) = region.intersect(&tile.region).filter(|part| !part.is_empty()) else {
-                    continue;
-                };
-                let from = |outer: &Region| -> Vec<usize> {
-                    part.start().iter().zip(outer.start()).map(|(a, b)| a - b).collect()
-                };
-                plan.tensors.push(ReadItem {
-                    destination: MetadataIndex::part(name, &region),
-                    destination_offsets: from(&region),
-                    storage: MetadataIndex {
-                        name: name.clone(),
-                        offset: Some(tile.region.start().to_vec()),
-                        ordinal: Some(ordinal),
-                    },
-                    storage_offsets: from(&tile.region),
-                    lengths: part.size().to_vec(),
-                });
-            }
-        }
-        Ok(plan)
-    }
-
-    fn acquire_tensor(&mut self, item: &ReadItem) -> Result<Destination<'a>, LoadPlanError> {
-        let name = &item.destination.name;
-        let rank = self.context.ok_or(PlanError::NotConfigured)?.rank;
-        match self.state.slots.remove(name) {
-            Some(Slot::Tensor { spec, into }) => {
-                Ok(Destination { region: wanted(name, &spec, rank)?, dtype: spec.dtype, bytes: into })
-            }
-            _ => Err(LoadPlanError::NoSuchItem { name: name.clone() }),
-        }
-    }
-
-    fn apply_tensor(&mut self, _item: &ReadItem, _filled: Destination<'a>) -> Result<(), LoadPlanError> {
-        // The destination is the caller's memory.
-        Ok(())
-    }
-
-    fn apply_bytes(&mut self, name: &str, bytes: Vec<u8>) -> Result<(), LoadPlanError> {
-        match self.state.slots.get_mut(name) {
-            Some(Slot::Bytes(into)) => {
-                **into = bytes;
-                Ok(())
-            }
-            _ => Err(LoadPlanError::NoSuchItem { name: name.to_owned() }),
-        }
-    }
-}
-
-fn wanted(name: &str, spec: &TensorSpec, rank: usize) -> Result<Region, LoadPlanError> {
-    if let Sharding::Layout(layout) = spec.sharding
-        && layout.pending().next().is_some()
-    {
-        return Err(LoadPlanError::Pending { name: name.to_owned(), layout: layout.to_string() });
-    }
-    let region =
-        spec.region(rank).map_err(|problem| LoadPlanError::Layout { name: name.to_owned(), problem })?;
-    region.ok_or_else(|| LoadPlanError::NotHeld { name: name.to_owned(), rank })
 }

@@ -14,7 +14,7 @@ use crate::chunk_sums::ChunkSums;
 use crate::collective_result;
 use crate::error::CheckpointError;
 use crate::observer::Observer;
-use crate::plan::{PlanError, SavePlan, SavePlanner, WriteData, WriteItem};
+use crate::plan::{PlanError, PlannerCalls, PlannerProblem, SavePlan, SavePlanner, WriteData, WriteItem};
 use crate::state::{Bytes, State};
 
 /// Bytes that are hashed and written at once: few enough to stay in the CPU
@@ -51,14 +51,21 @@ impl<'a> WriteBatch<'a> {
         plan: &SavePlan,
         mut redistributed: Redistributed,
     ) -> Result<Self, CheckpointError> {
+        let calls = PlannerCalls::new(|| planner.name());
         let mut items = Vec::with_capacity(plan.items.len());
         for item in &plan.items {
-            let bytes = match redistributed.remove(&item.index.name) {
+            // Nothing is written for a part without elements.
+            if matches!(&item.data, WriteData::Tensor { region, .. } if region.is_empty()) {
+                continue;
+            }
+            let bytes = match redistributed.take(item)? {
                 Some(bytes) => Bytes::Owned(bytes),
-                None => planner.data(state, item)?,
+                None => calls.run("data", || planner.data(state, item))?,
             };
-            if bytes.len() as u64 != item.bytes() {
-                return Err(PlanError::NoSuchItem { name: item.index.name.clone() }.into());
+            let (expected, found) = (item.bytes(), bytes.len() as u64);
+            if expected != found {
+                let name = item.index.name.clone();
+                return Err(calls.error(PlannerProblem::Length { name, expected, found }));
             }
             items.push((item.clone(), bytes));
         }
@@ -136,6 +143,9 @@ impl<'a> WriteBatch<'a> {
         };
         let bytes: u64 = items.iter().map(|(_, bytes)| bytes.len() as u64).sum();
         observer.begin("writing", bytes);
+        for (item, _) in &items {
+            target.add_entry(item, &sums);
+        }
         let chunks = chunks_of(&items, target);
         match target.access() {
             WriteAccess::Random(files) => {
@@ -277,7 +287,7 @@ fn split_into_chunks<'a>(
         return Ok(());
     }
     let missing = || PlanError::NoSuchItem { name: name.to_owned() };
-    let location = target.location(name).ok_or_else(missing)?;
+    let location = target.location(&item.index).ok_or_else(missing)?;
     let (width, runs) = match &item.data {
         WriteData::Bytes { length, .. } => (1, vec![0..*length as usize]),
         WriteData::Tensor { dtype, shape, region } => {

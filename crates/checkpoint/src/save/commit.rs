@@ -69,12 +69,14 @@ impl OpenTarget {
         Ok(Fingerprints { whole: manifest.fingerprint, model: manifest.model })
     }
 
-    /// A tensor with an element that was not written exactly once.
+    /// An entry that was not written exactly once.
     fn incomplete(&self, sums: &ChunkSums) -> Option<String> {
-        // Values of DCP files are written with the frame and have no sums.
-        let is_summed = |entry: &StoredEntry| entry.kind == EntryKind::Tensor || self.dcp.is_none();
-        let names = self.stored.iter().filter(|(_, entry)| is_summed(entry)).map(|(name, _)| name);
-        names.into_iter().find(|name| !sums.covers_once(name)).cloned()
+        let is_written_once = |(name, entry): &(&String, &StoredEntry)| match entry.kind {
+            EntryKind::Tensor => sums.covers_once(name),
+            EntryKind::Bytes => sums.has_entry_once(name),
+        };
+        let unwritten = self.stored.iter().find(|entry| !is_written_once(entry));
+        unwritten.map(|(name, _)| name.clone())
     }
 
     /// The bytes of DCP's `.metadata` for the files of all ranks.
@@ -95,7 +97,7 @@ impl OpenTarget {
             }
             ranks.push(DcpRank { items, values });
         }
-        dcp::metadata(&ranks).map_err(failed)
+        dcp::metadata_with_paths(&ranks, &self.options.paths).map_err(failed)
     }
 
     /// The files of all ranks.
@@ -162,6 +164,8 @@ impl OpenTarget {
             files,
             assets: assets.collect(),
             paths: self.options.paths.clone(),
+            planner_data: self.planner_data.clone(),
+            storage_data: self.storage_data.clone(),
             tensors,
         }
     }

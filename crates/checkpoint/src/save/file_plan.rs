@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use rustc_hash::FxHashMap;
 use weightloom_layout::{DType, Layout, Region, Shape};
 
 use super::SaveOptions;
@@ -12,7 +13,7 @@ use crate::file_layout::{FileLayout, PlannedFile, TensorLocation};
 use crate::formats::dcp::{self, DcpItem, DcpRank, DcpValue, METADATA_FILE};
 use crate::formats::native::{chunk_metadata, chunks_file};
 use crate::manifest::{EntryKind, FileSharing, MANIFEST_FILE};
-use crate::plan::{Metadata, WriteData, WriteItem};
+use crate::plan::{Metadata, PlanContext, WriteData, WriteItem};
 use crate::state::Section;
 use crate::storage::check_name;
 
@@ -60,10 +61,17 @@ pub(super) fn stored_entries(metadata: &Metadata) -> StoredEntries {
     tensors.chain(bytes).collect()
 }
 
+/// Locations of parts by name and offset. A rank usually has one part of a
+/// tensor, but a planner may split it.
+pub(super) type PartLocations = BTreeMap<(String, Vec<usize>), TensorLocation>;
+
 /// The files that this rank writes, or that all ranks share.
 pub(super) struct FilePlan {
     pub(super) sharing: FileSharing,
     pub(super) files: FileLayout,
+    /// Where the second and further parts of a tensor are in this rank's own
+    /// files.
+    pub(super) parts: PartLocations,
     /// The contents of this rank's DCP file.
     pub(super) dcp: Option<DcpRank>,
     /// Bytes between the data of this rank's own file.
@@ -77,11 +85,11 @@ impl FilePlan {
         batch: &WriteBatch<'_>,
         stored: &StoredEntries,
         options: &SaveOptions,
-        rank: usize,
+        context: PlanContext,
     ) -> Result<Self, CheckpointError> {
         let plan = match (options.format, target) {
-            (SaveFormat::Dcp, _) => Self::dcp(batch, stored, rank)?,
-            (SaveFormat::Native, Target::Objects(_)) => Self::per_rank(batch, rank),
+            (SaveFormat::Dcp, _) => Self::dcp(batch, stored, context.rank)?,
+            (SaveFormat::Native, Target::Objects(_)) => Self::per_rank(batch, context),
             (SaveFormat::Native, Target::Folder(_)) if options.assets.contains_key(ADAPTER_CONFIG) => {
                 Self::shared(stored, SaveFormat::Peft, options.shard_size)
             }
@@ -105,20 +113,39 @@ impl FilePlan {
         };
         let index_file = files.folder_index();
         files.join(files_of(Section::Training, "training", shard_size));
-        Self { sharing: FileSharing::Shared, files, dcp: None, frame: Vec::new(), index_file }
+        let parts = PartLocations::new();
+        Self { sharing: FileSharing::Shared, files, parts, dcp: None, frame: Vec::new(), index_file }
     }
 
-    /// A safetensors file of this rank's shards.
-    fn per_rank(batch: &WriteBatch<'_>, rank: usize) -> Self {
-        let mut shards: Vec<(&str, DType, Shape, Region)> = Vec::new();
+    /// Safetensors files of this rank's shards: one, unless a tensor has several
+    /// parts, since names are unique in a file.
+    fn per_rank(batch: &WriteBatch<'_>, context: PlanContext) -> Self {
+        let mut groups: Vec<Vec<(&str, DType, Shape, Region)>> = vec![Vec::new()];
+        let mut seen: FxHashMap<&str, usize> = FxHashMap::default();
         for (item, _) in batch.items() {
             let (dtype, region) = dtype_and_region(item);
-            shards.push((&item.index.name, dtype, region.shape(), region));
+            let number = seen.entry(&item.index.name).or_default();
+            if groups.len() == *number {
+                groups.push(Vec::new());
+            }
+            groups[*number].push((&item.index.name, dtype, region.shape(), region));
+            *number += 1;
         }
-        let starts = chunk_metadata(shards.iter().map(|(name, .., region)| (*name, region)));
-        let tensors = shards.iter().map(|(name, dtype, shape, _)| (*name, *dtype, shape));
-        let files = FileLayout::one_file(&chunks_file(rank), tensors, starts);
-        Self { sharing: FileSharing::PerRank, files, dcp: None, frame: Vec::new(), index_file: None }
+        let (mut files, mut parts) = (FileLayout::default(), PartLocations::new());
+        for (number, shards) in groups.iter().enumerate() {
+            let starts = chunk_metadata(shards.iter().map(|(name, .., region)| (*name, region)));
+            let tensors = shards.iter().map(|(name, dtype, shape, _)| (*name, *dtype, shape));
+            let name = chunks_file(context.rank + number * context.world);
+            let mut file = FileLayout::one_file(&name, tensors, starts);
+            for (name, .., region) in shards.iter().filter(|_| number > 0) {
+                if let Some(location) = file.locations.remove(*name) {
+                    let location = TensorLocation { file: number, ..location };
+                    parts.insert(((*name).to_owned(), region.start().to_vec()), location);
+                }
+            }
+            files.join(file);
+        }
+        Self { sharing: FileSharing::PerRank, files, parts, dcp: None, frame: Vec::new(), index_file: None }
     }
 
     /// A DCP file of this rank's shards. Bytes that are JSON become values
@@ -156,15 +183,19 @@ impl FilePlan {
         }
         let file = contents.lay_out().map_err(|error| CheckpointError::format(&name, error))?;
         let mut frame = file.values;
-        let mut files = FileLayout::default();
+        let (mut files, mut parts) = (FileLayout::default(), PartLocations::new());
         for (item, layout) in contents.items.iter().zip(&file.items) {
             frame.push((layout.offset, layout.prefix.clone()));
             frame.push((layout.data.end, layout.suffix(0)));
             let location = TensorLocation { file: 0, offset: layout.data.start };
-            files.locations.insert(item.name.clone(), location);
+            if files.locations.contains_key(&item.name) {
+                parts.insert((item.name.clone(), item.region.start().to_vec()), location);
+            } else {
+                files.locations.insert(item.name.clone(), location);
+            }
         }
         files.files.push(PlannedFile { name, header: Vec::new(), length: file.length });
-        Ok(Self { sharing: FileSharing::PerRank, files, dcp: Some(contents), frame, index_file: None })
+        Ok(Self { sharing: FileSharing::PerRank, files, parts, dcp: Some(contents), frame, index_file: None })
     }
 
     /// Refuses names that would make the checkpoint unreadable.

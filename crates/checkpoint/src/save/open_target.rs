@@ -7,8 +7,9 @@ use weightloom_gang::{Gang, GangExt};
 use weightloom_layout::ReduceOp;
 
 use super::SaveOptions;
+use super::all_paths::gather_paths;
 use super::batch::WriteBatch;
-use super::file_plan::{FilePlan, StoredEntries, StoredEntry, stored_entries};
+use super::file_plan::{FilePlan, PartLocations, StoredEntries, StoredEntry, stored_entries};
 use super::partial_folder::PartialFolder;
 use super::sequential::{FileUpload, SequentialWriter};
 use super::target::{SaveFormat, Target, TargetError};
@@ -18,7 +19,7 @@ use crate::error::CheckpointError;
 use crate::file_layout::{FileLayout, PlannedFile, TensorLocation};
 use crate::formats::dcp::{DcpRank, METADATA_FILE};
 use crate::manifest::{FileSharing, MANIFEST_FILE};
-use crate::plan::Metadata;
+use crate::plan::{Metadata, MetadataIndex, PlanContext, PlanData, StorageData, WriteData, WriteItem};
 use crate::storage::Storage;
 
 /// A target that is ready to be written.
@@ -26,8 +27,13 @@ pub(crate) struct OpenTarget {
     pub(super) destination: Destination,
     pub(super) sharing: FileSharing,
     pub(super) files: FileLayout,
+    /// Where further parts of a tensor are in this rank's own files.
+    parts: PartLocations,
     /// The contents of this rank's DCP file.
     pub(super) dcp: Option<DcpRank>,
+    /// Data of the planner, for the manifest.
+    pub(super) planner_data: Option<PlanData>,
+    pub(super) storage_data: StorageData,
     pub(super) stored: StoredEntries,
     pub(super) chunk_size: u64,
     pub(super) options: SaveOptions,
@@ -116,9 +122,16 @@ impl OpenTarget {
         gang: &dyn Gang,
     ) -> Result<Self, CheckpointError> {
         let stored = stored_entries(metadata);
-        let plan = collective_result(gang, FilePlan::new(target, batch, &stored, options, gang.rank()))?;
-        let FilePlan { sharing, files, dcp, frame, index_file } = plan;
-        let needed = space_needed(sharing, &files, options, gang)?;
+        let context = PlanContext { rank: gang.rank(), world: gang.size() };
+        let plan = check_data(metadata, options.format)
+            .map_err(CheckpointError::from)
+            .and_then(|()| FilePlan::new(target, batch, &stored, options, context));
+        let FilePlan { sharing, files, parts, dcp, frame, index_file } = collective_result(gang, plan)?;
+        let (needed, nesting) = space_needed(sharing, &files, options, gang)?;
+        let mut options = options.clone();
+        if nesting == Nesting::Nested {
+            options.paths = gather_paths(&options.paths, gang)?;
+        }
         let (destination, frame) = match target {
             Target::Folder(path) => (Destination::Folder(PartialFolder::create(path, needed, gang)?), frame),
             Target::Objects(storage) => {
@@ -134,10 +147,13 @@ impl OpenTarget {
             destination,
             sharing,
             files,
+            parts,
             dcp,
+            planner_data: metadata.planner_data.clone(),
+            storage_data: metadata.storage_data.clone(),
             chunk_size: chunk_size_for(stored.values().map(bytes).sum()),
             stored,
-            options: options.clone(),
+            options,
             index_file,
         };
         let created = opened.create_files(&frame, gang.rank());
@@ -164,9 +180,24 @@ impl OpenTarget {
         self.dcp.as_ref().is_some_and(|rank| rank.values.iter().any(|value| value.name == name))
     }
 
-    /// Where a tensor begins.
-    pub(crate) fn location(&self, name: &str) -> Option<TensorLocation> {
-        self.files.locations.get(name).copied()
+    /// Where a tensor, or this rank's part of it, begins.
+    pub(crate) fn location(&self, index: &MetadataIndex) -> Option<TensorLocation> {
+        if let (false, Some(offset)) = (self.parts.is_empty(), &index.offset)
+            && let Some(location) = self.parts.get(&(index.name.clone(), offset.clone()))
+        {
+            return Some(*location);
+        }
+        self.files.locations.get(&index.name).copied()
+    }
+
+    /// Adds an item of bytes to the proof that each is written once.
+    pub(crate) fn add_entry(&self, item: &WriteItem, sums: &ChunkSums) {
+        let WriteData::Bytes { .. } = item.data else { return };
+        let name = &item.index.name;
+        match self.is_in_frame(name) {
+            true => sums.add_unsummed_entry(name),
+            false => sums.add_entry(name),
+        }
     }
 
     /// The distance of a byte from the beginning of its tensor in the file:
@@ -229,22 +260,38 @@ impl OpenTarget {
     }
 }
 
-/// Bytes that all ranks together will write. Every rank.
+/// Whether a state has paths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Nesting {
+    Flat,
+    Nested,
+}
+
+/// Refuses planner data that a format has no place for.
+fn check_data(metadata: &Metadata, format: SaveFormat) -> Result<(), TargetError> {
+    let has_data = metadata.planner_data.is_some() || !metadata.storage_data.is_empty();
+    if has_data && format != SaveFormat::Native { Err(TargetError::PlannerData { format }) } else { Ok(()) }
+}
+
+/// Bytes that all ranks together will write, and whether any rank's state is
+/// nested. Every rank.
 fn space_needed(
     sharing: FileSharing,
     files: &FileLayout,
     options: &SaveOptions,
     gang: &dyn Gang,
-) -> Result<u64, CheckpointError> {
+) -> Result<(u64, Nesting), CheckpointError> {
     let own = match (sharing, gang.rank()) {
         // All ranks have the same files.
         (FileSharing::Shared, 1..) => 0,
         _ => files.files.iter().fold(0u64, |sum, file| sum.saturating_add(file.length)),
     };
-    let mut needed = [own];
+    let mut needed = [own, u64::from(!options.paths.is_empty())];
     gang.all_reduce(&mut needed, ReduceOp::Sum)?;
+    let [needed, nested] = needed;
     let assets: u64 = options.assets.values().map(|asset| asset.len() as u64).sum();
-    Ok(needed[0].saturating_add(assets))
+    let nesting = if nested > 0 { Nesting::Nested } else { Nesting::Flat };
+    Ok((needed.saturating_add(assets), nesting))
 }
 
 /// Takes the right to write into a storage that is a folder. Object stores have

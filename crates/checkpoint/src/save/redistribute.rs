@@ -4,15 +4,51 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use weightloom_gang::{Gang, Redistributor};
-use weightloom_layout::{DType, Plan, Prices, plan};
+use weightloom_layout::{DType, Plan, Prices, Region, Tile, TileMut, copy_region, plan};
 
 use crate::collective_result;
 use crate::error::CheckpointError;
-use crate::plan::{PlanError, Redistribution, SavePlan};
+use crate::plan::{PlanError, Redistribution, SavePlan, WriteData, WriteItem};
 use crate::state::{LeafValue, State};
 
 /// Tensors in the layout that they are written from, by name.
-pub(super) type Redistributed = BTreeMap<String, Vec<u8>>;
+#[derive(Default)]
+pub(super) struct Redistributed {
+    shards: BTreeMap<String, Shard>,
+    rank: usize,
+}
+
+/// A shard after its redistribution.
+struct Shard {
+    region: Region,
+    bytes: Vec<u8>,
+}
+
+impl Redistributed {
+    /// The bytes of an item; `None` if its tensor was not redistributed.
+    pub(super) fn take(&mut self, item: &WriteItem) -> Result<Option<Vec<u8>>, PlanError> {
+        let (name, WriteData::Tensor { dtype, region: wanted, .. }) = (&item.index.name, &item.data) else {
+            return Ok(None);
+        };
+        let Some(shard) = self.shards.get_mut(name) else { return Ok(None) };
+        if shard.region == *wanted && !shard.bytes.is_empty() {
+            return Ok(Some(std::mem::take(&mut shard.bytes)));
+        }
+        // A planner that splits shards asks for parts of one.
+        let mut bytes = vec![0; wanted.volume() * dtype.size()];
+        let source = Tile { region: &shard.region, bytes: &shard.bytes };
+        let target = &mut TileMut { region: wanted, bytes: &mut bytes };
+        match copy_region(wanted, dtype.size(), source, target) {
+            Ok(()) => Ok(Some(bytes)),
+            Err(_) => Err(PlanError::NotHeld {
+                name: name.clone(),
+                rank: self.rank,
+                wanted: wanted.clone(),
+                held: shard.region.clone(),
+            }),
+        }
+    }
+}
 
 /// Carries out the plan's redistributions and keeps the tensors that this rank
 /// writes. Every rank.
@@ -21,7 +57,7 @@ pub(super) fn redistribute(
     state: &State<'_>,
     gang: &Arc<dyn Gang>,
 ) -> Result<Redistributed, CheckpointError> {
-    let mut redistributed = Redistributed::new();
+    let mut redistributed = Redistributed { rank: gang.rank(), ..Redistributed::default() };
     if plan.redistributions.is_empty() {
         return Ok(redistributed);
     }
@@ -31,9 +67,11 @@ pub(super) fn redistribute(
     let moves = collective_result(&**gang, moves)?;
     let mut redistributor = Redistributor::new(Arc::clone(gang));
     for planned in moves {
-        let Some(bytes) = planned.run(&mut redistributor)? else { continue };
+        let (Some(bytes), Some(region)) = (planned.run(&mut redistributor)?, planned.region.clone()) else {
+            continue;
+        };
         if plan.items.iter().any(|item| item.index.name == planned.name) {
-            redistributed.insert(planned.name.to_owned(), bytes);
+            redistributed.shards.insert(planned.name.to_owned(), Shard { region, bytes });
         }
     }
     Ok(redistributed)
@@ -45,6 +83,8 @@ struct PlannedMove<'a> {
     plan: Plan,
     /// This rank's shard; `None` if the rank is outside the mesh.
     bytes: Option<&'a [u8]>,
+    /// The region that the rank holds afterwards.
+    region: Option<Region>,
 }
 
 impl<'a> PlannedMove<'a> {
@@ -66,7 +106,8 @@ impl<'a> PlannedMove<'a> {
             (_, Err(_)) => None,
             _ => return Err(PlanError::NoSuchItem { name: name.to_owned() }.into()),
         };
-        Ok(Self { name, plan, bytes })
+        let region = bytes.and_then(|_| step.to.region_of(&step.shape, rank).ok());
+        Ok(Self { name, plan, bytes, region })
     }
 
     fn run(&self, redistributor: &mut Redistributor) -> Result<Option<Vec<u8>>, CheckpointError> {

@@ -47,6 +47,8 @@ pub enum TargetError {
     TensorName { name: String },
     #[error("cannot write `{file}`: its header takes {length} bytes, and readers accept {MAX_HEADER}")]
     Header { file: String, length: usize },
+    #[error("cannot save planner data as {format:?}: the format has no place for them")]
+    PlannerData { format: SaveFormat },
     #[error("`{path}` does not name a new folder")]
     NoName { path: String },
 }
@@ -58,6 +60,7 @@ impl Hint for TargetError {
             Self::AssetName { .. } => "rename the asset",
             Self::TensorName { .. } => "rename the tensor",
             Self::Header { .. } => "choose a smaller shard size",
+            Self::PlannerData { .. } => "save as `SaveFormat::Native`, or with a planner without data",
             Self::NoName { .. } => "pass a path such as `runs/step_100`",
         };
         Some(hint.to_owned())

@@ -2,8 +2,8 @@
 //! assigns the writes.
 
 use weightloom_checkpoint::plan::{
-    Metadata, MetadataIndex, PlanContext, PlanError, SavePlan, SavePlanner, StandardSavePlanner, WriteData,
-    WriteItem,
+    Metadata, MetadataIndex, PlanContext, PlanError, PlannerError, PlannerProblem, SavePlan, SavePlanner,
+    StandardSavePlanner, WriteData, WriteItem,
 };
 use weightloom_checkpoint::{
     Bytes, CheckpointError, LeafValue, LocalTensor, SaveOptions, Saver, Sharding, State, Target, TensorSpec,
@@ -21,6 +21,10 @@ struct RowRanges {
 }
 
 impl SavePlanner for RowRanges {
+    fn name(&self) -> &str {
+        "row ranges"
+    }
+
     fn configure(&mut self, state: &State<'_>, context: PlanContext) -> Result<(), PlanError> {
         self.standard.configure(state, context)
     }
@@ -54,6 +58,11 @@ impl SavePlanner for RowRanges {
     }
 }
 
+fn not_written_once() -> CheckpointError {
+    let problem = PlannerProblem::NotWrittenOnce { name: "w".to_owned() };
+    CheckpointError::Planner(PlannerError { planner: "row ranges".to_owned(), problem })
+}
+
 fn save(ranges: &[std::ops::Range<usize>]) -> Result<(), CheckpointError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x");
@@ -79,11 +88,11 @@ fn rows_that_make_up_the_tensor_are_saved() {
 fn a_hole_beside_an_overlap_of_the_same_size_is_refused() {
     // Row 1 twice and row 2 never: as many elements as the tensor has.
     let error = save(&[0..2, 1..2, 3..4]).unwrap_err();
-    assert_eq!(error, CheckpointError::NotWrittenOnce { tensor: "w".to_owned() });
+    assert_eq!(error, not_written_once());
 }
 
 #[test]
 fn a_hole_is_refused() {
     let error = save(&[0..1, 2..4]).unwrap_err();
-    assert_eq!(error, CheckpointError::NotWrittenOnce { tensor: "w".to_owned() });
+    assert_eq!(error, not_written_once());
 }

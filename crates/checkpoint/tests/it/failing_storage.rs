@@ -237,6 +237,10 @@ struct Failing {
 }
 
 impl SavePlanner for Failing {
+    fn name(&self) -> &str {
+        "failing"
+    }
+
     fn configure(&mut self, state: &State<'_>, context: PlanContext) -> Result<(), PlanError> {
         self.inner.configure(state, context)
     }
@@ -270,11 +274,9 @@ fn a_rank_that_fails_is_named_on_all_ranks() {
             Box::new(Failing { inner: StandardSavePlanner::new(), fails: rank == lost })
         };
         let messages = texts(save_with(&target, planner));
-        assert!(messages[lost].starts_with("cannot save `what this rank lost`"), "{messages:?}");
-        assert!(
-            messages[1 - lost].starts_with(&format!("rank {lost}: cannot save `what this rank lost`")),
-            "{messages:?}"
-        );
+        let lost_text = "planner `failing` failed: cannot save `what this rank lost`";
+        assert!(messages[lost].starts_with(lost_text), "{messages:?}");
+        assert!(messages[1 - lost].starts_with(&format!("rank {lost}: {lost_text}")), "{messages:?}");
     }
     assert_eq!(names(folder.path()), ["older"]);
     save(&target).into_iter().for_each(|rank| assert!(rank.is_ok(), "{rank:?}"));

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use weightloom_checkpoint::plan::{
-    Destination, LoadPlan, LoadPlanError, LoadPlanner, PlanContext, ReadItem, StandardLoadPlanner,
+    Destination, LoadPlan, LoadPlanError, LoadPlanner, PlanContext, PlannerError, PlannerProblem, ReadItem,
+    StandardLoadPlanner,
 };
 use weightloom_checkpoint::{
     CheckpointError, Index, LoadOptions, MemoryStorage, SaveOptions, Saver, Source, Target, load_with,
@@ -31,6 +32,10 @@ struct Changing<'a> {
 }
 
 impl<'a> LoadPlanner<'a> for Changing<'a> {
+    fn name(&self) -> &str {
+        "changing"
+    }
+
     fn configure(&mut self, index: &Index, context: PlanContext) -> Result<(), LoadPlanError> {
         self.standard.configure(index, context)
     }
@@ -107,9 +112,9 @@ fn an_unchanged_global_plan_loads_everything() {
 fn a_global_plan_without_a_plan_for_a_rank_is_refused() {
     for outcome in load_changed(Change::DropLastRank) {
         let error = outcome.unwrap_err();
-        let expected = LoadPlanError::PlanCount { expected: 3, found: 2 };
-        assert_eq!(error, CheckpointError::LoadPlan(expected));
-        assert!(error.to_string().contains("rank 2 is missing"), "{error}");
+        let problem = PlannerProblem::PlanCount { expected: 3, found: 2 };
+        assert_eq!(error, CheckpointError::Planner(PlannerError { planner: "changing".to_owned(), problem }));
+        assert_eq!(error.to_string(), "planner `changing` returned 2 plans for 3 ranks");
     }
 }
 
@@ -117,8 +122,8 @@ fn a_global_plan_without_a_plan_for_a_rank_is_refused() {
 fn a_tensor_that_no_plan_loads_is_named() {
     for outcome in load_changed(Change::DropTensor("experts")) {
         let error = outcome.unwrap_err();
-        let expected = LoadPlanError::Dropped { names: vec!["experts".to_owned()] };
-        assert_eq!(error, CheckpointError::LoadPlan(expected));
+        let problem = PlannerProblem::Dropped { names: vec!["experts".to_owned()] };
+        assert_eq!(error, CheckpointError::Planner(PlannerError { planner: "changing".to_owned(), problem }));
         assert!(error.to_string().contains("`experts`"), "{error}");
     }
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use crate::model;
 use crate::model::{layout_for, locals, state};
 use weightloom_checkpoint::plan::{
-    PlanContext, PlanError, SavePlan, SavePlanner, StandardSavePlanner, WriteData, plan_save,
+    PlanContext, PlanError, PlannerError, PlannerProblem, SavePlan, SavePlanner, StandardSavePlanner,
+    WriteData, plan_save,
 };
 use weightloom_checkpoint::{Bytes, CheckpointError, LocalTensor, Saver, Sharding, State, TensorSpec};
 use weightloom_gang::{Gang, GangOptions, threads};
@@ -25,6 +26,10 @@ enum Replicas {
 }
 
 impl SavePlanner for Gathering {
+    fn name(&self) -> &str {
+        "gathering"
+    }
+
     fn configure(&mut self, state: &State<'_>, context: PlanContext) -> Result<(), PlanError> {
         self.standard.configure(state, context)
     }
@@ -319,7 +324,11 @@ fn ranks_with_different_settings_save_nothing() {
         saver.save(&state(&locals), &target, &weightloom_checkpoint::SaveOptions::default(), &()).err()
     });
     for error in errors.unwrap() {
-        assert!(matches!(error, Some(CheckpointError::NotWrittenOnce { .. })), "{error:?}");
+        let Some(CheckpointError::Planner(PlannerError { planner, problem })) = error else {
+            panic!("{error:?}");
+        };
+        assert_eq!(planner, "gathering");
+        assert!(matches!(problem, PlannerProblem::NotWrittenOnce { .. }), "{problem:?}");
     }
     assert!(!path.exists());
 }

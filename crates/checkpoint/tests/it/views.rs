@@ -9,6 +9,7 @@ use weightloom_checkpoint::{
     FileId, Format, Index, KeyMap, KeyRule, LocalStorage, ReadOptions, ReadRequest, Source, StoredFile,
     TensorEntry, Tile, read,
 };
+use weightloom_errors::Hint;
 use weightloom_layout::{DType, Region, Shape};
 
 /// A tensor of u16 that counts up, in a file of a folder, stored in two parts.
@@ -204,6 +205,51 @@ fn regrouped_parts_lead_back() {
         .unwrap();
         assert!(keys.inverse().is_err(), "{key} {outer} {inner}");
     }
+}
+
+/// Shapes of the results tell what rules alone do not: how large regrouped dims are,
+/// and that of joined tensors once their sizes are known.
+#[test]
+fn joined_and_regrouped_tensors_lead_back_by_their_shapes() {
+    let folder = tempfile::tempdir().unwrap();
+    let parts = [
+        ("l.0.a", (0..8).collect()),
+        ("l.0.b", (8..12).collect()),
+        ("l.1.a", (12..20).collect()),
+        ("l.1.b", (20..24).collect()),
+    ];
+    let source = flat(&folder, &parts);
+    let keys: KeyMap = serde_json::from_str(
+        r#"[{"regroup": {"key": "l.{}.a", "dim": 0, "outer": 2, "inner": 2}},
+            {"regroup": {"key": "l.{}.b", "dim": 0, "outer": 1, "inner": 2}},
+            {"join": {"from": ["l.{}.a", "l.{}.b"], "dim": 0, "to": "layers.{}.ab"}}]"#,
+    )
+    .unwrap();
+    let seen = source.with_keys(&keys).unwrap();
+    let shapes: BTreeMap<String, Shape> =
+        seen.index.tensors().iter().map(|(name, entry)| (name.clone(), entry.shape.clone())).collect();
+    let error = keys.inverse_for(&shapes).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "cannot invert the rule for `layers.{}.ab`: the sizes of the parts are unknown"
+    );
+    assert_eq!(error.hint().as_deref(), Some("add `sizes` to the `join` rule"));
+    let written: Vec<(&str, Vec<u16>)> =
+        seen.index.tensors().iter().map(|(name, entry)| (name.as_str(), whole(&seen, entry))).collect();
+    let saved = tempfile::tempdir().unwrap();
+    // As an index has them, and as the rule says.
+    let mut said = keys.clone();
+    if let KeyRule::Join { sizes, .. } = &mut said.rules[2] {
+        *sizes = Some(vec![8, 4]);
+    }
+    assert_eq!(keys.with_sizes_of(&source.index), said);
+    let back = flat(&saved, &written).with_keys(&said.inverse_for(&shapes).unwrap()).unwrap();
+    let read: Vec<(&str, Vec<u16>)> =
+        back.index.tensors().iter().map(|(name, entry)| (name.as_str(), whole(&back, entry))).collect();
+    assert_eq!(read, parts);
+    // A tensor of another size cannot have been joined by these rules.
+    let uneven = BTreeMap::from([("layers.0.ab".to_owned(), Shape::new(&[10]).unwrap())]);
+    assert!(said.inverse_for(&uneven).is_err());
 }
 
 #[test]

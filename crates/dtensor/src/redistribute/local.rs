@@ -3,8 +3,8 @@
 use weightloom_gang::collectives::{AllGather, AllReduceInto, AllToAll, ReduceScatter};
 use weightloom_gang::{Elements, ElementsMut, GangError, GangExt};
 use weightloom_layout::{
-    DType, Layout, LayoutError, Mesh, Placement, Plan, ReduceOp, Region, Shape, Stage, Step, Tile, TileMut,
-    copy_region,
+    DType, Layout, LayoutError, Mesh, MeshExchange, Placement, Plan, ReduceOp, Region, RegionTransfer, Shape,
+    Stage, Step, Tile, TileMut, copy_region,
 };
 use weightloom_tensor::{Device, Tensor, TensorError};
 
@@ -37,7 +37,7 @@ fn run_stage(
 ) -> Result<Tensor> {
     let mesh = stage.before.mesh();
     let Some(axis) = stage.step.axis() else {
-        return Err(DTensorError::DryRun { what: "redistribute between meshes" });
+        return exchange_meshes(dist, stage, shape, local, cause);
     };
     if stage.step.is_collective() && !stage.communicates() {
         return Ok(local);
@@ -101,6 +101,45 @@ fn run_stage(
     }
 }
 
+/// Moves a tensor to another mesh of the same ranks, in one all-to-all.
+fn exchange_meshes(
+    dist: &DistContext,
+    stage: &Stage,
+    shape: &Shape,
+    local: Tensor,
+    cause: Cause,
+) -> Result<Tensor> {
+    let rank = dist.rank();
+    let before = stage.before.region_of(shape, rank)?;
+    let after = stage.after.region_of(shape, rank)?;
+    // Every rank holds all that it wants.
+    if stage.before.splits().is_empty() {
+        return slice(&local, &before, &after);
+    }
+    let bytes = (stage.received(shape, rank)? * local.dtype().size()) as u64;
+    dist.comm_log().record(CommRecord { cause, collective: stage.step.name(), axis: "*", bytes });
+    if local.device() == Device::Meta {
+        return Ok(Tensor::zeros(local.dtype(), &after.shape(), Device::Meta)?);
+    }
+    let group = dist.over(stage.before.mesh())?;
+    let transfers = MeshExchange::new(stage.before, stage.after, shape)?;
+    let (sends, receives) = (transfers.sends(rank)?, transfers.receives(rank)?);
+    // A rank holds one region, so it sends at most one to each other rank.
+    let to = |peer: &usize| sends.iter().find(|transfer| transfer.to == *peer);
+    let from = |peer: &usize| receives.iter().find(|transfer| transfer.from == *peer);
+    let volume = |transfer: Option<&RegionTransfer>| transfer.map_or(0, |it| it.region.volume());
+    let send_counts: Vec<usize> = group.peers.iter().map(|peer| volume(to(peer))).collect();
+    let recv_counts: Vec<usize> = group.peers.iter().map(|peer| volume(from(peer))).collect();
+    let given: Vec<Region> = group.peers.iter().filter_map(to).map(|it| it.region.clone()).collect();
+    let taken: Vec<Region> = group.peers.iter().filter_map(from).map(|it| it.region.clone()).collect();
+    let send = pack(&local, &before, &given)?;
+    let all = exchange(&send, wire_dtype(send.dtype()), &flat(after.volume())?, |send, recv| {
+        let (send_counts, recv_counts) = (&send_counts[..], &recv_counts[..]);
+        group.gang.collective(AllToAll { send, send_counts, recv, recv_counts })
+    })?;
+    unpack(&all, &taken, &after)
+}
+
 fn regions(group: &AxisGroup, layout: Layout, shape: &Shape) -> Result<Vec<Region>, LayoutError> {
     group.peers.iter().map(|&peer| layout.region_of(shape, peer)).collect()
 }
@@ -134,6 +173,12 @@ fn concatenate(local: &Tensor, held: &Region, parts: &[Region]) -> Result<Tensor
     if in_order && flat.volume() == held.volume() {
         return Ok(local.reshape(&flat)?);
     }
+    pack(local, held, parts)
+}
+
+/// The same, for regions in any order.
+fn pack(local: &Tensor, held: &Region, parts: &[Region]) -> Result<Tensor> {
+    let flat = flat(volumes(parts).iter().sum())?;
     let width = local.dtype().size();
     local.read_host(|bytes| {
         Ok(Tensor::from_host(local.dtype(), &flat, |mut rest| {
@@ -152,6 +197,11 @@ fn assemble(all: &Tensor, parts: &[Region], whole: &Region, dim: usize) -> Resul
     if whole.size()[..dim].iter().all(|&size| size == 1) {
         return Ok(all.reshape(&whole.shape())?);
     }
+    unpack(all, parts, whole)
+}
+
+/// The inverse of [`pack`] for regions that cover a tensor.
+fn unpack(all: &Tensor, parts: &[Region], whole: &Region) -> Result<Tensor> {
     let width = all.dtype().size();
     all.read_host(|bytes| {
         Ok(Tensor::from_host(all.dtype(), &whole.shape(), |into| {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use weightloom_dtensor::{
-    Call, Cause, DFunction, DTensor, DTensorError, DistContext, DistOptions, DistributedOp, LocalCall,
+    Call, Cause, DFunction, DTensor, DTensorError, DistContext, DistOptions, DistributedOp, LocalCall, Meta,
     NanCheck, Pass, RedistributeMode, Registry, Rule, Value, apply, backward, check, global_norm, local_map,
     recompute,
 };
@@ -194,7 +194,7 @@ fn many_parts_can_be_joined() {
 }
 
 /// `x + x · y`: one operand in two terms, which a pending sum may not enter.
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 struct Overlapping;
 
 impl Function for Overlapping {
@@ -210,6 +210,10 @@ impl Function for Overlapping {
 impl DFunction for Overlapping {
     fn op_name(&self) -> Option<&'static str> {
         Some("overlapping")
+    }
+
+    fn meta(&self, _: &[(Shape, DType)]) -> Result<Meta, TensorError> {
+        Ok(Meta::Forward)
     }
 }
 
@@ -368,13 +372,15 @@ fn a_local_function_can_be_mapped() {
             Ok(vec![locals[0].narrow(1, 0, 2)?])
         });
         assert!(matches!(wrong, Err(DTensorError::LocalShape { op: "cut", .. })));
+        let bad = local_map("cut", &[(&x, rows)], &[(rows, shape(&[5, 3]))], |_| panic!("no row {}", 7));
+        assert_eq!(bad.unwrap_err().to_string(), "cut panicked in `local_map`: no row 7");
         let results = [(rows, shape(&[5, 3])), (Layout::replicated(mesh), shape(&[5, 3]))];
         let mixed = local_map("mixed", &[(&x, rows)], &results, |locals| Ok(vec![locals[0].clone(); 2]));
         assert!(matches!(mixed, Err(DTensorError::Rule { op: "mixed", .. })));
     });
 }
 
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 struct Doubled {
     op: Option<&'static str>,
 }
@@ -400,6 +406,10 @@ impl Function for Doubled {
 impl DFunction for Doubled {
     fn op_name(&self) -> Option<&'static str> {
         self.op
+    }
+
+    fn meta(&self, _: &[(Shape, DType)]) -> Result<Meta, TensorError> {
+        Ok(Meta::Forward)
     }
 }
 
@@ -445,7 +455,7 @@ fn functions_need_a_name_and_names_a_rule() {
 }
 
 /// How far each element is from the mean of its row.
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 struct Centered;
 
 impl Function for Centered {
@@ -463,6 +473,10 @@ impl Function for Centered {
 impl DFunction for Centered {
     fn op_name(&self) -> Option<&'static str> {
         Some("centered")
+    }
+
+    fn meta(&self, _: &[(Shape, DType)]) -> Result<Meta, TensorError> {
+        Ok(Meta::Forward)
     }
 }
 

@@ -1,6 +1,9 @@
 //! Integration tests of distributed tensors.
 //!
+//! - `bad_functions`: users' functions that do something wrong
 //! - `behaviour`: implicit redistribution, comm log, randomness, user operations, errors
+//! - `functions`: users' functions, arguments, meta tensors, second passes
+//! - `meshes`: redistribution to another mesh
 //! - `parameters`: accumulated gradients of trained parameters
 //! - `sharding_rules`: every operation in every layout, against whole tensors
 //! - `training`: a transformer trained in every arrangement
@@ -9,7 +12,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
+mod bad_functions;
 mod behaviour;
+mod functions;
+mod meshes;
 mod parameters;
 mod sharding_rules;
 mod training;

@@ -5,7 +5,7 @@
 //! are large and cancel, shares of a maximum hide it. All is computed in `f64`,
 //! so that a wrong number cannot hide behind rounding.
 
-mod cases;
+pub(crate) mod cases;
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -80,7 +80,7 @@ fn gcd(a: usize, b: usize) -> usize {
 }
 
 /// Every layout that a tensor can have.
-fn layouts(mesh: Mesh, input: &Input) -> Vec<Layout> {
+pub(crate) fn layouts(mesh: Mesh, input: &Input) -> Vec<Layout> {
     let mut placements = vec![Placement::Replicate];
     placements.extend((0..input.dims.len()).map(Placement::Shard));
     if input.is_float() {
@@ -164,7 +164,7 @@ fn distributed(dist: &Arc<DistContext>, whole: &Tensor, layout: Layout) -> Resul
     Ok(tensor)
 }
 
-fn check(dist: &Arc<DistContext>, case: &Case, layouts: &[Layout]) -> Result<(), String> {
+pub(crate) fn check(dist: &Arc<DistContext>, case: &Case, layouts: &[Layout]) -> Result<(), String> {
     let describe = |error: DTensorError| error.to_string();
     let wholes: Vec<Tensor> =
         case.inputs.iter().enumerate().map(|(place, input)| input.value(place)).collect();
@@ -199,7 +199,7 @@ fn check(dist: &Arc<DistContext>, case: &Case, layouts: &[Layout]) -> Result<(),
         )?;
         if expected.tracks_gradient() {
             let gradient = Input::float(expected.shape()).value(place + 40);
-            let mesh = layouts[0].mesh();
+            let mesh = found.layout().mesh();
             let spread = DTensor::distribute(dist, &gradient, Layout::replicated(mesh)).map_err(describe)?;
             let reduced = found.redistribute(reduced_layout(found.layout())).map_err(describe)?;
             dseeds.push((reduced, Some(spread)));

@@ -1,11 +1,13 @@
 //! GPT-2: layer norms, learned positions, fused query-key-value projections, and
 //! transposed weights.
 
+use std::sync::Arc;
+
 use weightloom_checkpoint::{Index, KeyMap, KeyRule};
 use weightloom_hub::{ConfigError, Family, family_config};
 use weightloom_nn::{
-    AttentionConfig, DecoderConfig, Gating, HeadConfig, MlpConfig, NormConfig, NormKind, PositionConfig,
-    ResidualForm,
+    AttentionConfig, Decoder, DecoderConfig, Gating, HeadConfig, MlpConfig, NormConfig, NormKind,
+    PositionConfig, ResidualForm, SharedDefinition,
 };
 
 use crate::archs::archs;
@@ -50,6 +52,7 @@ pub const FAMILY: Gpt2 = Gpt2;
 
 impl Family for Gpt2 {
     type Config = Gpt2Config;
+    type Model = Decoder;
 
     fn name(&self) -> &str {
         "gpt2"
@@ -63,7 +66,7 @@ impl Family for Gpt2 {
         archs(include_str!("archs.yaml"))
     }
 
-    fn decoder(&self, config: &Gpt2Config) -> Result<DecoderConfig, ConfigError> {
+    fn definition(&self, config: &Gpt2Config) -> Result<SharedDefinition, ConfigError> {
         if config.scale_attn_by_inverse_layer_idx {
             return Err(ConfigError::NotSupported {
                 key: "scale_attn_by_inverse_layer_idx".to_owned(),
@@ -72,7 +75,7 @@ impl Family for Gpt2 {
             });
         }
         let heads = config.n_head;
-        Ok(DecoderConfig {
+        Ok(Arc::new(DecoderConfig {
             vocabulary: config.vocab_size,
             hidden: config.n_embd,
             layers: config.n_layer,
@@ -87,6 +90,8 @@ impl Family for Gpt2 {
                 qk_norm: None,
                 window: None,
                 soft_cap: None,
+                latent: None,
+                temperature: None,
             },
             positions: PositionConfig::Learned,
             norm: NormConfig { kind: NormKind::Layer, eps: config.layer_norm_epsilon, offset: 0.0 },
@@ -101,11 +106,13 @@ impl Family for Gpt2 {
             embedding_scale: None,
             head: HeadConfig { tied: config.tie_word_embeddings, bias: false, soft_cap: None },
             initializer: config.initializer_range,
-        })
+        }))
     }
 
     fn keys(&self, config: &Gpt2Config, index: &Index) -> KeyMap {
-        let prefixed = index.tensors().keys().any(|name| name.starts_with("transformer."));
+        // Transformers writes the prefix, and the first checkpoints do not have it.
+        let mut names = index.tensors().keys();
+        let prefixed = names.len() == 0 || names.any(|name| name.starts_with("transformer."));
         let prefix = if prefixed { "transformer." } else { "" };
         let of_layer = |name: &str| format!("{prefix}h.{{}}.{name}");
         let ours = |name: &str| format!("model.layers.{{}}.{name}");

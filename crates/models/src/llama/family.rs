@@ -1,8 +1,10 @@
 //! Llama 2 and 3, and models of the same architecture: SmolLM2, TinyLlama.
 
+use std::sync::Arc;
+
 use weightloom_checkpoint::{Index, KeyMap};
 use weightloom_hub::{ConfigError, Family, family_config};
-use weightloom_nn::DecoderConfig;
+use weightloom_nn::{Decoder, SharedDefinition};
 
 use crate::archs::archs;
 use crate::transformer::{TransformerConfig, drop_rope_frequencies};
@@ -29,6 +31,7 @@ pub const FAMILY: Llama = Llama;
 
 impl Family for Llama {
     type Config = LlamaConfig;
+    type Model = Decoder;
 
     fn name(&self) -> &str {
         "llama"
@@ -42,12 +45,12 @@ impl Family for Llama {
         archs(include_str!("archs.yaml"))
     }
 
-    fn decoder(&self, config: &LlamaConfig) -> Result<DecoderConfig, ConfigError> {
+    fn definition(&self, config: &LlamaConfig) -> Result<SharedDefinition, ConfigError> {
         let mut decoder = config.transformer.decoder()?;
         decoder.attention.input_bias = config.attention_bias;
         decoder.attention.output_bias = config.attention_bias;
         decoder.mlp.bias = config.mlp_bias;
-        Ok(decoder)
+        Ok(Arc::new(decoder))
     }
 
     fn keys(&self, _config: &LlamaConfig, _index: &Index) -> KeyMap {

@@ -1,8 +1,10 @@
 //! Mistral.
 
+use std::sync::Arc;
+
 use weightloom_checkpoint::{Index, KeyMap};
 use weightloom_hub::{ConfigError, Family, family_config};
-use weightloom_nn::{DecoderConfig, LayerChoice, WindowConfig};
+use weightloom_nn::{Decoder, LayerChoice, SharedDefinition, WindowConfig, WindowKind};
 
 use crate::archs::archs;
 use crate::transformer::{TransformerConfig, drop_rope_frequencies};
@@ -27,6 +29,7 @@ pub const FAMILY: Mistral = Mistral;
 
 impl Family for Mistral {
     type Config = MistralConfig;
+    type Model = Decoder;
 
     fn name(&self) -> &str {
         "mistral"
@@ -40,11 +43,14 @@ impl Family for Mistral {
         archs(include_str!("archs.yaml"))
     }
 
-    fn decoder(&self, config: &MistralConfig) -> Result<DecoderConfig, ConfigError> {
+    fn definition(&self, config: &MistralConfig) -> Result<SharedDefinition, ConfigError> {
         let mut decoder = config.transformer.decoder()?;
-        decoder.attention.window =
-            config.sliding_window.map(|size| WindowConfig { size, layers: LayerChoice::All });
-        Ok(decoder)
+        decoder.attention.window = config.sliding_window.map(|size| WindowConfig {
+            size,
+            kind: WindowKind::Sliding,
+            layers: LayerChoice::All,
+        });
+        Ok(Arc::new(decoder))
     }
 
     fn keys(&self, _config: &MistralConfig, _index: &Index) -> KeyMap {

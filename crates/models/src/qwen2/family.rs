@@ -1,8 +1,10 @@
 //! Qwen 2 and 2.5: queries, keys and values have biases.
 
+use std::sync::Arc;
+
 use weightloom_checkpoint::{Index, KeyMap};
 use weightloom_hub::{ConfigError, Family, family_config};
-use weightloom_nn::DecoderConfig;
+use weightloom_nn::{Decoder, SharedDefinition};
 
 use crate::archs::archs;
 use crate::transformer::{TransformerConfig, WindowKeys, drop_rope_frequencies};
@@ -28,6 +30,7 @@ pub const FAMILY: Qwen2 = Qwen2;
 
 impl Family for Qwen2 {
     type Config = Qwen2Config;
+    type Model = Decoder;
 
     fn name(&self) -> &str {
         "qwen2"
@@ -41,11 +44,11 @@ impl Family for Qwen2 {
         archs(include_str!("archs.yaml"))
     }
 
-    fn decoder(&self, config: &Qwen2Config) -> Result<DecoderConfig, ConfigError> {
+    fn definition(&self, config: &Qwen2Config) -> Result<SharedDefinition, ConfigError> {
         let mut decoder = config.transformer.decoder()?;
         decoder.attention.input_bias = true;
         decoder.attention.window = config.window.window(decoder.layers)?;
-        Ok(decoder)
+        Ok(Arc::new(decoder))
     }
 
     fn keys(&self, _config: &Qwen2Config, _index: &Index) -> KeyMap {

@@ -1,7 +1,9 @@
 //! Qwen 3: queries and keys have norms.
 
+use std::sync::Arc;
+
 use weightloom_hub::{ConfigError, Family, family_config};
-use weightloom_nn::{DecoderConfig, QkNorm};
+use weightloom_nn::{Decoder, DecoderConfig, QkNorm, SharedDefinition};
 
 use crate::archs::archs;
 use crate::transformer::{TransformerConfig, WindowKeys};
@@ -42,6 +44,7 @@ pub const FAMILY: Qwen3 = Qwen3;
 
 impl Family for Qwen3 {
     type Config = Qwen3Config;
+    type Model = Decoder;
 
     fn name(&self) -> &str {
         "qwen3"
@@ -55,7 +58,7 @@ impl Family for Qwen3 {
         archs(include_str!("archs.yaml"))
     }
 
-    fn decoder(&self, config: &Qwen3Config) -> Result<DecoderConfig, ConfigError> {
-        config.decoder()
+    fn definition(&self, config: &Qwen3Config) -> Result<SharedDefinition, ConfigError> {
+        Ok(Arc::new(config.decoder()?))
     }
 }

@@ -1,13 +1,16 @@
 //! Qwen 3 mixture-of-experts models.
 
+use std::sync::Arc;
+
 use std::collections::BTreeSet;
 
-use weightloom_checkpoint::{Index, KeyMap, KeyRule};
+use weightloom_checkpoint::{Index, KeyMap};
 use weightloom_hub::{ConfigError, Family, family_config};
-use weightloom_nn::{DecoderConfig, ExpertWeights, ExpertsConfig, LayerChoice};
+use weightloom_nn::{Decoder, ExpertWeights, ExpertsConfig, LayerChoice, SharedDefinition};
 
 use crate::archs::archs;
 use crate::qwen3::Qwen3Config;
+use crate::transformer::stack_experts;
 
 family_config! {
     /// Configuration of Qwen 3 mixture-of-experts models.
@@ -41,6 +44,7 @@ pub const FAMILY: Qwen3Moe = Qwen3Moe;
 
 impl Family for Qwen3Moe {
     type Config = Qwen3MoeConfig;
+    type Model = Decoder;
 
     fn name(&self) -> &str {
         "qwen3_moe"
@@ -54,7 +58,7 @@ impl Family for Qwen3Moe {
         archs(include_str!("archs.yaml"))
     }
 
-    fn decoder(&self, config: &Qwen3MoeConfig) -> Result<DecoderConfig, ConfigError> {
+    fn definition(&self, config: &Qwen3MoeConfig) -> Result<SharedDefinition, ConfigError> {
         let mut decoder = config.qwen3.decoder()?;
         let count = config.num_experts.or(config.num_local_experts).unwrap_or(128);
         let step = config.decoder_sparse_step;
@@ -66,16 +70,13 @@ impl Family for Qwen3Moe {
             inner: config.moe_intermediate_size,
             weights: if config.norm_topk_prob { ExpertWeights::Normalised } else { ExpertWeights::OfAll },
             layers: LayerChoice::matching(decoder.layers, has),
+            ..ExpertsConfig::default()
         });
-        Ok(decoder)
+        Ok(Arc::new(decoder))
     }
 
     /// Stacks the experts, which published checkpoints store one by one.
     fn keys(&self, _config: &Qwen3MoeConfig, _index: &Index) -> KeyMap {
-        let stacked = |name: &str| KeyRule::Stack {
-            from: format!("model.layers.{{}}.mlp.experts.{{}}.{name}_proj.weight"),
-            to: format!("model.layers.{{}}.mlp.experts.{name}_proj.weight"),
-        };
-        KeyMap { rules: ["gate", "up", "down"].map(stacked).to_vec() }
+        KeyMap { rules: stack_experts("mlp.experts", ["gate_proj", "up_proj", "down_proj"]) }
     }
 }

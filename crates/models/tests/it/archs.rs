@@ -66,7 +66,7 @@ fn archs_have_as_many_parameters_as_the_published_models() {
         assert_eq!(family.archs().into_iter().collect::<BTreeSet<_>>(), expected, "{name}");
         for (arch, count) in published {
             let config = family.maybe_arch_config(&arch).unwrap();
-            let found = family.decoder(&config).unwrap().parameter_count();
+            let found = family.definition(&config).unwrap().parameter_count();
             if count != found {
                 wrong.push(format!("{arch} has {found} parameters, not {count}"));
             }
@@ -108,10 +108,10 @@ fn cards_lead_to_models_that_can_be_built() {
         let name = card.name();
         let family = families.get(card.require("model_family").unwrap()).unwrap();
         let config = config(&families, &card);
-        let decoder = family.decoder(&config).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let decoder = family.definition(&config).unwrap_or_else(|error| panic!("{name}: {error}"));
         // What differs between models of one arch is no size.
         let arch = family.maybe_arch_config(card.model_arch().unwrap()).unwrap();
-        assert_eq!(decoder.parameter_count(), family.decoder(&arch).unwrap().parameter_count(), "{name}");
+        assert_eq!(decoder.parameter_count(), family.definition(&arch).unwrap().parameter_count(), "{name}");
         assert!(card.description().is_some() && card.license().is_some(), "{name}");
     }
 }

@@ -10,9 +10,9 @@ use weightloom_checkpoint::{
     LocalTensor, SaveFormat, SaveOptions, Saver, Sharding, Source, State, Target, TensorSpec,
 };
 use weightloom_gang::{GangOptions, GangSizes, Gangs, solo, threads};
-use weightloom_hub::{AnyFamily, ModelLoadOptions, YamlFamily, YamlFamilyError, arch_config, load_decoder};
+use weightloom_hub::{AnyFamily, ModelLoadOptions, YamlFamily, YamlFamilyError, arch_config, load_model};
 use weightloom_layout::{DType, Region, Shape};
-use weightloom_nn::Decoder;
+use weightloom_nn::{DecoderConfig, Model};
 
 fn examples() -> Vec<PathBuf> {
     vec![PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples/models")]
@@ -32,19 +32,19 @@ fn gemma_phi_olmo_and_mixtral_follow_as_data_alone() {
         for config in ["config.json", "config_published.json"] {
             let Value::Object(config) = json(&fixture.folder.join(config)) else { panic!("no map") };
             fixture.config = config;
-            let decoder = fixture.load(&ModelLoadOptions::default()).decoder;
+            let decoder = fixture.load(&ModelLoadOptions::default()).model;
             let prompts = fixture.prompts();
             for (row, prompt) in prompts.iter().enumerate() {
-                let apart = apart(&logits(&decoder, prompt), &fixture.logits(row));
+                let apart = apart(&logits(&*decoder, prompt), &fixture.logits(row));
                 assert!(apart <= 1e-4, "{case}: row {row} is {apart} apart");
             }
-            assert_eq!(greedy(&decoder, &prompts), [fixture.greedy(0), fixture.greedy(1)], "{case}");
+            assert_eq!(greedy(&*decoder, &prompts), [fixture.greedy(0), fixture.greedy(1)], "{case}");
         }
         let sizes = GangSizes { tp: 2, ..GangSizes::default() };
         let found = threads::run(2, GangOptions::default(), |root| {
             let gangs = Some(Gangs::new(root, &sizes).unwrap());
-            let decoder = fixture.load(&ModelLoadOptions { gangs, ..ModelLoadOptions::default() }).decoder;
-            logits(&decoder, &fixture.prompts()[0])
+            let decoder = fixture.load(&ModelLoadOptions { gangs, ..ModelLoadOptions::default() }).model;
+            logits(&*decoder, &fixture.prompts()[0])
         });
         for logits in found.unwrap() {
             let apart = apart(&logits, &fixture.logits(0));
@@ -82,13 +82,13 @@ fn write(folder: &std::path::Path, tensors: &[(String, Vec<usize>, Vec<f32>)]) {
     saver.save(&state, &Target::Folder(folder.to_owned()), &options, &()).unwrap();
 }
 
-fn load(family: &YamlFamily, folder: &std::path::Path, gangs: Option<Gangs>) -> Decoder {
+fn load(family: &YamlFamily, folder: &std::path::Path, gangs: Option<Gangs>) -> Box<dyn Model> {
     let config = arch_config(family, "tiny").unwrap();
     let source = Source::open(folder).unwrap();
     let keys = AnyFamily::keys(family, &config, &source.index).unwrap();
-    let decoder = AnyFamily::decoder(family, &config).unwrap();
+    let decoder = AnyFamily::definition(family, &config).unwrap();
     let options = ModelLoadOptions { gangs, ..ModelLoadOptions::default() };
-    load_decoder(&source, &decoder, &keys, &AnyFamily::parallel(family), &options, &Silent).unwrap().decoder
+    load_model(&source, &*decoder, &keys, &AnyFamily::parallel(family), &options, &Silent).unwrap().model
 }
 
 /// The example's checkpoint has fused, transposed and interleaved weights. The
@@ -179,23 +179,23 @@ fn the_shipped_example_loads_fused_turned_and_stacked_weights() {
     let tokens: Vec<u32> = (0..20).map(|n| n * 13 % 64).collect();
     let plain = {
         let config = arch_config(&family, "tiny").unwrap();
-        let decoder = AnyFamily::decoder(&family, &config).unwrap();
+        let decoder = AnyFamily::definition(&family, &config).unwrap();
         let source = Source::open(&our_folder).unwrap();
-        load_decoder(
+        load_model(
             &source,
-            &decoder,
+            &*decoder,
             &Default::default(),
             &AnyFamily::parallel(&family),
             &ModelLoadOptions::default(),
             &Silent,
         )
     };
-    let expected = logits(&plain.unwrap().decoder, &tokens);
+    let expected = logits(&*plain.unwrap().model, &tokens);
     assert!(expected.iter().any(|logit| logit.abs() > 0.1));
-    assert_eq!(logits(&load(&family, &their_folder, None), &tokens), expected);
+    assert_eq!(logits(&*load(&family, &their_folder, None), &tokens), expected);
     let sizes = GangSizes { tp: 2, ..GangSizes::default() };
     let shared = threads::run(2, GangOptions::default(), |root| {
-        logits(&load(&family, &their_folder, Some(Gangs::new(root, &sizes).unwrap())), &tokens)
+        logits(&*load(&family, &their_folder, Some(Gangs::new(root, &sizes).unwrap())), &tokens)
     });
     for logits in shared.unwrap() {
         assert!(apart(&logits, &expected) < 1e-4);
@@ -263,11 +263,13 @@ fn broken_descriptions_are_told_with_their_file_and_missing_ones_with_every_plac
 fn configurations_of_described_models_are_checked_key_by_key() {
     let family = YamlFamily::find("my_org.my_moe", &examples()).unwrap();
     let map = |value: Value| value.as_object().unwrap().clone();
-    let error = AnyFamily::decoder(&family, &map(json!({"vocab": 64}))).unwrap_err();
+    let error = AnyFamily::definition(&family, &map(json!({"vocab": 64}))).unwrap_err();
     assert_eq!(error.to_string(), "missing key `depth`");
     let tiny = arch_config(&family, "tiny").unwrap();
     let error = family.with_overrides(&tiny, &map(json!({"head": 8}))).unwrap_err();
     assert_eq!(weightloom_errors::Hint::hint(&error).as_deref(), Some("did you mean `heads`?"));
     let changed = family.with_overrides(&tiny, &map(json!({"experts": 8}))).unwrap();
-    assert_eq!(AnyFamily::decoder(&family, &changed).unwrap().experts.unwrap().count, 8);
+    let definition = AnyFamily::definition(&family, &changed).unwrap();
+    let experts = definition.downcast::<DecoderConfig>().unwrap().experts.as_ref().unwrap().count;
+    assert_eq!(experts, 8);
 }

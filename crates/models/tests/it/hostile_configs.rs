@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 use weightloom_hub::{ConfigError, Families};
-use weightloom_nn::{Stage, parameters};
 
 fn families() -> Families {
     let mut families = Families::new();
@@ -19,10 +18,10 @@ fn use_config(
     config: &Map<String, Value>,
 ) -> Result<usize, ConfigError> {
     let config = family.complete(config)?;
-    let decoder = family.decoder(&config)?;
+    let decoder = family.definition(&config)?;
     let count = decoder.parameter_count();
     assert!(decoder.active_parameters() <= count && count <= 1 << 46, "{count} parameters");
-    Ok(parameters(&decoder, &Stage::whole(decoder.layers)).len())
+    Ok(decoder.all_parameters().len())
 }
 
 #[test]

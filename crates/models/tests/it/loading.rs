@@ -9,7 +9,7 @@ use weightloom_gang::{GangOptions, GangSizes, Gangs, threads};
 use weightloom_hub::cards::StoreSettings;
 use weightloom_hub::fetch::FetchSettings;
 use weightloom_hub::{
-    AnyFamily, Hub, HubError, ModelLoadOptions, iter_parameters, load_decoder, meta_decoder, new_decoder,
+    AnyFamily, Hub, HubError, ModelLoadOptions, iter_parameters, load_model, meta_model, new_model,
 };
 use weightloom_layout::DType;
 use weightloom_models::llama::{Llama, LlamaConfig};
@@ -27,7 +27,7 @@ fn ranks_read_and_hold_their_own_parts_once() {
     let fixture = Fixture::open("llama");
     let whole = fixture.load(&ModelLoadOptions::default());
     let bytes: u64 =
-        whole.decoder.parameters().iter().map(|(_, value)| value.shape().volume() as u64 * 4).sum();
+        whole.model.parameters().iter().map(|(_, value)| value.shape().volume() as u64 * 4).sum();
     assert_eq!(whole.report.read.delivered, bytes);
     assert_eq!(whole.report.read.read, bytes);
     for (world, sizes) in [
@@ -39,7 +39,7 @@ fn ranks_read_and_hold_their_own_parts_once() {
             let gangs = Some(Gangs::new(root, &sizes).unwrap());
             let loaded = fixture.load(&ModelLoadOptions { gangs, ..ModelLoadOptions::default() });
             let held: u64 = loaded
-                .decoder
+                .model
                 .parameters()
                 .iter()
                 .map(|(_, value)| value.to_local().shape().volume() as u64 * 4)
@@ -67,7 +67,7 @@ fn stages_one_behind_the_other_are_the_whole() {
         let stages = threads::run(2, GangOptions::default(), |root| {
             let sizes = GangSizes { pp: 2, ..GangSizes::default() };
             let gangs = Some(Gangs::new(root, &sizes).unwrap());
-            fixture.load(&ModelLoadOptions { gangs, ..ModelLoadOptions::default() }).decoder
+            fixture.load(&ModelLoadOptions { gangs, ..ModelLoadOptions::default() }).model
         });
         let stages = stages.unwrap();
         let tokens = Input::Tokens(stages[0].tokens(&[prompt]).unwrap());
@@ -80,26 +80,26 @@ fn stages_one_behind_the_other_are_the_whole() {
         let layout = weightloom_layout::Layout::replicated(mesh);
         let received = weightloom_dtensor::DTensor::distribute(stages[1].dist(), &received, layout).unwrap();
         let hidden = stages[1].forward(Input::Hidden(received), ForwardArgs::default()).unwrap();
-        let logits = stages[1].logits(&hidden, None).unwrap().to_local().to_vec::<f32>().unwrap();
+        let logits = stages[1].logits(&hidden, None.into()).unwrap().to_local().to_vec::<f32>().unwrap();
         let apart = apart(&logits, &fixture.logits(0));
         assert!(apart <= 1e-4, "{case} in two stages is {apart} apart");
-        assert!(stages[0].logits(&hidden, None).is_err());
+        assert!(stages[0].logits(&hidden, None.into()).is_err());
     }
 }
 
 #[test]
 fn new_models_have_the_same_numbers_however_they_are_shared() {
     let fixture = Fixture::open("qwen3_moe");
-    let config = fixture.family.decoder(&fixture.config).unwrap();
+    let config = fixture.family.definition(&fixture.config).unwrap();
     let parallel = fixture.family.parallel();
-    let whole = new_decoder(&config, &parallel, 7, &ModelLoadOptions::default()).unwrap();
-    let other = new_decoder(&config, &parallel, 8, &ModelLoadOptions::default()).unwrap();
+    let whole = new_model(&*config, &parallel, 7, &ModelLoadOptions::default()).unwrap();
+    let other = new_model(&*config, &parallel, 8, &ModelLoadOptions::default()).unwrap();
     let prompt = &fixture.prompts()[0];
-    assert!(apart(&logits(&whole, prompt), &logits(&other, prompt)) > 1e-3);
+    assert!(apart(&logits(&*whole, prompt), &logits(&*other, prompt)) > 1e-3);
     let shared = threads::run(4, GangOptions::default(), |root| {
         let gangs = Some(Gangs::new(root, &GangSizes { tp: 2, ..GangSizes::default() }).unwrap());
         let options = ModelLoadOptions { gangs, ..ModelLoadOptions::default() };
-        let decoder = new_decoder(&config, &parallel, 7, &options).unwrap();
+        let decoder = new_model(&*config, &parallel, 7, &options).unwrap();
         decoder
             .parameters()
             .iter()
@@ -111,22 +111,22 @@ fn new_models_have_the_same_numbers_however_they_are_shared() {
             assert_eq!(own.to_local().to_vec::<f32>().unwrap(), shared, "{name}");
         }
     }
-    let empty = meta_decoder(&config, &parallel, &ModelLoadOptions::default()).unwrap();
+    let empty = meta_model(&*config, &parallel, &ModelLoadOptions::default()).unwrap();
     assert!(empty.parameters().iter().all(|(_, value)| value.device() == Device::Meta));
 }
 
 #[test]
 fn parameters_come_one_by_one_as_the_rank_holds_them() {
     let fixture = Fixture::open("gpt2");
-    let config = fixture.family.decoder(&fixture.config).unwrap();
+    let config = fixture.family.definition(&fixture.config).unwrap();
     let source = fixture.source();
     let keys = fixture.family.keys(&fixture.config, &source.index).unwrap();
     threads::run(2, GangOptions::default(), |root| {
         let gangs = Some(Gangs::new(root, &GangSizes { tp: 2, ..GangSizes::default() }).unwrap());
         let options = ModelLoadOptions { gangs, ..ModelLoadOptions::default() };
-        let decoder = fixture.load(&options).decoder;
+        let decoder = fixture.load(&options).model;
         let parallel = fixture.family.parallel();
-        let all = iter_parameters(&source, &config, &keys, &parallel, &options, &Silent).unwrap();
+        let all = iter_parameters(&source, &*config, &keys, &parallel, &options, &Silent).unwrap();
         let mut count = 0;
         for (one, (name, loaded)) in all.zip(decoder.parameters()) {
             let (found, value) = one.unwrap();
@@ -142,22 +142,28 @@ fn parameters_come_one_by_one_as_the_rank_holds_them() {
 #[test]
 fn dtypes_are_the_checkpoints_own_unless_another_is_asked_for() {
     let fixture = Fixture::open("llama");
-    let own = fixture.load(&ModelLoadOptions::default()).decoder;
+    let own = fixture.load(&ModelLoadOptions::default()).model;
     assert_eq!(own.parameters()[0].1.dtype(), DType::F32);
     let half =
-        fixture.load(&ModelLoadOptions { dtype: Some(DType::Bf16), ..ModelLoadOptions::default() }).decoder;
+        fixture.load(&ModelLoadOptions { dtype: Some(DType::Bf16), ..ModelLoadOptions::default() }).model;
     assert_eq!(half.parameters()[0].1.dtype(), DType::Bf16);
     let prompt = &fixture.prompts()[0];
     let input = Input::Tokens(half.tokens(&[prompt]).unwrap());
     let hidden = half.forward(input, ForwardArgs::default()).unwrap();
-    let logits =
-        half.logits(&hidden, None).unwrap().cast(DType::F32).unwrap().to_local().to_vec::<f32>().unwrap();
+    let logits = half
+        .logits(&hidden, None.into())
+        .unwrap()
+        .cast(DType::F32)
+        .unwrap()
+        .to_local()
+        .to_vec::<f32>()
+        .unwrap();
     // Eight bits of mantissa through two layers.
     assert!(apart(&logits, &fixture.logits(0)) < 0.15);
-    let config = fixture.family.decoder(&fixture.config).unwrap();
+    let config = fixture.family.definition(&fixture.config).unwrap();
     let options = ModelLoadOptions { dtype: Some(DType::I64), ..ModelLoadOptions::default() };
     let error =
-        load_decoder(&fixture.source(), &config, &Default::default(), &Default::default(), &options, &Silent);
+        load_model(&fixture.source(), &*config, &Default::default(), &Default::default(), &options, &Silent);
     assert_eq!(error.unwrap_err().to_string(), "cannot load a model as i64: unsupported for computation");
 }
 
@@ -169,7 +175,7 @@ fn mapped_models_are_the_files_where_that_can_be() {
         let mapped = fixture
             .load(&ModelLoadOptions { read_mode: Some(ReadMode::Mapped), ..ModelLoadOptions::default() });
         let prompt = &fixture.prompts()[0];
-        assert_eq!(logits(&mapped.decoder, prompt), logits(&read.decoder, prompt), "{case}");
+        assert_eq!(logits(&*mapped.model, prompt), logits(&*read.model, prompt), "{case}");
         // Stacked and turned parameters are read all the same.
         assert!(mapped.report.read.delivered < read.report.read.delivered, "{case}");
         assert_eq!(case == "llama", mapped.report.read.delivered == 0);
@@ -177,7 +183,7 @@ fn mapped_models_are_the_files_where_that_can_be() {
             let gangs = Some(Gangs::new(root, &GangSizes { tp: 2, ..GangSizes::default() }).unwrap());
             let options =
                 ModelLoadOptions { gangs, read_mode: Some(ReadMode::Mapped), ..ModelLoadOptions::default() };
-            logits(&fixture.load(&options).decoder, prompt)
+            logits(&*fixture.load(&options).model, prompt)
         });
         for logits in found.unwrap() {
             assert!(apart(&logits, &fixture.logits(0)) <= 1e-4, "{case}");
@@ -188,10 +194,10 @@ fn mapped_models_are_the_files_where_that_can_be() {
 #[test]
 fn gangs_exclude_a_device_and_meta_holds_no_data() {
     let fixture = Fixture::open("llama");
-    let config = fixture.family.decoder(&fixture.config).unwrap();
+    let config = fixture.family.definition(&fixture.config).unwrap();
     let load = |options: &ModelLoadOptions| {
         let keys = fixture.family.keys(&fixture.config, &fixture.source().index).unwrap();
-        load_decoder(&fixture.source(), &config, &keys, &fixture.family.parallel(), options, &Silent)
+        load_model(&fixture.source(), &*config, &keys, &fixture.family.parallel(), options, &Silent)
             .map(|_| ())
     };
     let meta = ModelLoadOptions { device: Some(Device::Meta), ..ModelLoadOptions::default() };
@@ -218,12 +224,12 @@ fn every_key_that_does_not_fit_is_listed() {
     let load = |change: Value, case: &str| {
         let mut config = fixture.config.clone();
         config.extend(change.as_object().unwrap().clone());
-        let decoder = fixture.family.decoder(&config).unwrap();
+        let decoder = fixture.family.definition(&config).unwrap();
         let source = Source::open(Fixture::folder_of_all().join(case).join("model.safetensors")).unwrap();
         let keys = fixture.family.keys(&config, &source.index).unwrap();
-        load_decoder(
+        load_model(
             &source,
-            &decoder,
+            &*decoder,
             &keys,
             &fixture.family.parallel(),
             &ModelLoadOptions::default(),
@@ -277,9 +283,9 @@ fn the_hub_of_a_family_keeps_to_it() {
     let file = folder.join("model.safetensors");
     let loaded = llama.load_custom_model(&file, &config, &ModelLoadOptions::default(), &Silent).unwrap();
     let prompt = &fixture.prompts()[0];
-    assert!(apart(&logits(&loaded.decoder, prompt), &fixture.logits(0)) <= 1e-4);
+    assert!(apart(&logits(&*loaded.model, prompt), &fixture.logits(0)) <= 1e-4);
     let count = llama.iter_checkpoint(&file, &config, &ModelLoadOptions::default(), &Silent).unwrap().count();
-    assert_eq!(count, loaded.decoder.parameters().len());
+    assert_eq!(count, loaded.model.parameters().len());
 }
 
 /// A folder with a model's two files, as people have them: without a card.
@@ -300,8 +306,8 @@ fn a_folder_is_a_model_and_a_card_can_change_it() {
     assert_eq!(model.family().name(), "qwen3");
     let fixture = Fixture::open("qwen3");
     let prompt = &fixture.prompts()[0];
-    let decoder = model.load(&ModelLoadOptions::default(), &Silent).unwrap().decoder;
-    assert!(apart(&logits(&decoder, prompt), &fixture.logits(0)) <= 1e-4);
+    let decoder = model.load(&ModelLoadOptions::default(), &Silent).unwrap().model;
+    assert!(apart(&logits(&*decoder, prompt), &fixture.logits(0)) <= 1e-4);
     // `file://` and the file itself mean the same.
     for name in [format!("file://{path}"), format!("{path}/model.safetensors")] {
         assert_eq!(hub.open(&name, &()).unwrap().config(), model.config(), "{name}");
@@ -318,10 +324,10 @@ fn a_folder_is_a_model_and_a_card_can_change_it() {
     let settings = StoreSettings::from_variables(&|_| None, &[place.path().to_owned()]);
     let mut hub = hub;
     hub.cards = settings.store(&[]);
-    let plain = hub.load_model("mine", &ModelLoadOptions::default(), &(), &Silent).unwrap().decoder;
-    assert_eq!(logits(&plain, prompt), logits(&decoder, prompt));
-    let sharper = hub.load_model("mine_sharper", &ModelLoadOptions::default(), &(), &Silent).unwrap().decoder;
-    assert!(apart(&logits(&sharper, prompt), &logits(&plain, prompt)) > 1e-3);
+    let plain = hub.load_model("mine", &ModelLoadOptions::default(), &(), &Silent).unwrap().model;
+    assert_eq!(logits(&*plain, prompt), logits(&*decoder, prompt));
+    let sharper = hub.load_model("mine_sharper", &ModelLoadOptions::default(), &(), &Silent).unwrap().model;
+    assert!(apart(&logits(&*sharper, prompt), &logits(&*plain, prompt)) > 1e-3);
     let error = hub.open("mine_wrong", &()).unwrap_err();
     assert_eq!(error.to_string(), "`model_config` of card `mine_wrong`: unknown key `rms_norm_epz`");
     assert_eq!(error.hint().as_deref(), Some("did you mean `rms_norm_eps`?"));

@@ -6,7 +6,6 @@ use std::sync::LazyLock;
 
 use serde_json::{Map, Value};
 use weightloom_hub::Families;
-use weightloom_nn::{Stage, parameters};
 
 static FAMILIES: LazyLock<Families> = LazyLock::new(|| {
     let mut families = Families::new();
@@ -19,7 +18,7 @@ pub fn model_config(input: &[u8]) {
     let Ok(config) = serde_json::from_slice::<Map<String, Value>>(input) else { return };
     let Ok(family) = FAMILIES.of_config(&config) else { return };
     let Ok(config) = family.complete(&config) else { return };
-    let Ok(decoder) = family.decoder(&config) else { return };
+    let Ok(decoder) = family.definition(&config) else { return };
     black_box((decoder.parameter_count(), decoder.active_parameters()));
-    black_box(parameters(&decoder, &Stage::whole(decoder.layers)).len());
+    black_box(decoder.all_parameters().len());
 }

@@ -5,12 +5,15 @@ use weightloom_dtensor::DTensor;
 use super::Adapter;
 use crate::decoder::Decoder;
 use crate::error::NnError;
+use crate::model::Model;
 use crate::parameter::{EMBEDDING, parameters};
 
 /// Returns a decoder with the adapter added to its weights, each rounded once.
 ///
 /// A tied head that the adapter updates becomes untied.
-pub fn merge_adapter(decoder: &Decoder, adapter: &Adapter, strength: f64) -> Result<Decoder, NnError> {
+pub fn merge_adapter(model: &dyn Model, adapter: &Adapter, strength: f64) -> Result<Box<dyn Model>, NnError> {
+    let foreign = || NnError::NoMerge { model: model.definition().name().to_owned() };
+    let decoder = model.downcast::<Decoder>().ok_or_else(foreign)?;
     let mut config = decoder.config().clone();
     let head = ["lm_head.weight", "lm_head"];
     let own_head = adapter.replacement(head[0]).is_some() || adapter.low_rank(head[1]).is_some();
@@ -35,7 +38,7 @@ pub fn merge_adapter(decoder: &Decoder, adapter: &Adapter, strength: f64) -> Res
         values.push((spec.name, value));
     }
     let (stage, plan) = (decoder.stage().clone(), decoder.plan().clone());
-    Decoder::new(config, stage, plan, decoder.dist().clone(), values)
+    Ok(Box::new(Decoder::new(config, stage, plan, decoder.dist().clone(), values)?))
 }
 
 /// The merged value of a parameter that the adapter updates.

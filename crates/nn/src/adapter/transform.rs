@@ -7,8 +7,8 @@ use weightloom_layout::{DType, Shape};
 use weightloom_tensor::{Tensor, no_grad};
 
 use super::{Adapter, LowRank};
-use crate::decoder::Decoder;
 use crate::error::NnError;
+use crate::model::Model;
 use crate::parameter::EMBEDDING;
 
 /// The role of an adapter tensor.
@@ -68,21 +68,21 @@ impl Adapter {
     /// before `B`. DoRA magnitudes do not change.
     pub fn transform(
         &self,
-        decoder: &Decoder,
+        model: &dyn Model,
         mut make: impl FnMut(AdapterTensor<'_>) -> Option<Vec<f32>>,
     ) -> Result<Self, NnError> {
         no_grad(|| {
             let mut transformed = self.clone();
-            for module in self.modules_in_order(decoder) {
+            for module in self.modules_in_order(model) {
                 let Some(old) = self.low_ranks.get(module) else { continue };
-                let new = old.transform(decoder, module, &mut make)?;
+                let new = old.transform(model, module, &mut make)?;
                 transformed.low_ranks.insert(module.to_owned(), new);
             }
             for (name, replacement) in &mut transformed.replacements {
-                let tied = name == "lm_head.weight" && decoder.config().head.tied;
+                let tied = name == "lm_head.weight" && model.definition().tied_parameter().is_some();
                 let stored = if tied { EMBEDDING } else { name.as_str() };
                 let missing = || NnError::MissingParameter { name: stored.to_owned() };
-                let old = decoder.plan().gather(stored, decoder.parameter(stored).ok_or_else(missing)?)?;
+                let old = model.plan().gather(stored, model.parameter(stored).ok_or_else(missing)?)?;
                 let value = &mut replacement.value;
                 let difference = value.cast(DType::F32)?.sub(&old.cast(DType::F32)?)?;
                 if let Some(difference) =
@@ -97,8 +97,8 @@ impl Adapter {
 
     /// Updated modules in the order of the decoder's parameters. A tied head,
     /// which has no parameter, comes last.
-    fn modules_in_order(&self, decoder: &Decoder) -> Vec<&str> {
-        let indices: BTreeMap<&str, usize> = decoder
+    fn modules_in_order(&self, model: &dyn Model) -> Vec<&str> {
+        let indices: BTreeMap<&str, usize> = model
             .parameters()
             .iter()
             .enumerate()
@@ -113,7 +113,7 @@ impl Adapter {
 impl LowRank {
     fn transform(
         &self,
-        decoder: &Decoder,
+        model: &dyn Model,
         module: &str,
         make: &mut impl FnMut(AdapterTensor<'_>) -> Option<Vec<f32>>,
     ) -> Result<Self, NnError> {
@@ -134,11 +134,11 @@ impl LowRank {
         new.a = a.unwrap_or_else(|| self.a.clone());
         new.b = b.unwrap_or_else(|| self.b.clone());
         if let Some(factors) = &self.row_factors {
-            let tied = module == "lm_head" && decoder.config().head.tied;
+            let tied = module == "lm_head" && model.definition().tied_parameter().is_some();
             let name = if tied { EMBEDDING.to_owned() } else { format!("{module}.weight") };
-            let weight = decoder.parameter(&name);
+            let weight = model.parameter(&name);
             let weight = weight.ok_or_else(|| NnError::MissingParameter { name: name.clone() })?;
-            let weight = decoder.plan().gather(&name, weight)?;
+            let weight = model.plan().gather(&name, weight)?;
             let magnitude = factors.cast(DType::F32)?.mul(&self.row_norms(&weight)?)?;
             new.row_factors = Some(magnitude.div(&new.row_norms(&weight)?)?.cast(factors.dtype())?);
         }

@@ -4,20 +4,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use weightloom_dtensor::{DTensor, DistContext};
-use weightloom_errors::nearest;
 
 use super::layer::{FeedForward, Layer};
 use super::{Decoder, Structure};
-use crate::attention::Attention;
-use crate::config::{DecoderConfig, Gating, NormKind, PositionConfig, ResidualForm};
+use crate::attention::{Attention, HeadProjections, Projections};
+use crate::config::{DecoderConfig, Gating, NormKind, PositionConfig, QkNorm, ResidualForm};
 use crate::error::NnError;
 use crate::experts::Experts;
+use crate::latent_attention::{LatentProjections, QueryProjection};
 use crate::linear::Linear;
 use crate::mlp::Mlp;
 use crate::norm::Norm;
-use crate::parameter::{LAST_NORM, parameters};
+use crate::parameter::{CORRECTION_BIAS, LAST_NORM, parameters};
 use crate::plan::Plan;
 use crate::rope::Rope;
+use crate::shard::ModelShard;
 use crate::stage::Stage;
 
 impl Decoder {
@@ -30,34 +31,27 @@ impl Decoder {
         dist: Arc<DistContext>,
         values: Vec<(String, DTensor)>,
     ) -> Result<Self, NnError> {
+        let specs = parameters(&config, &stage);
+        Self::from_shard(config, ModelShard::new(specs, stage, plan, dist, values)?)
+    }
+
+    /// Builds a decoder from the shard of a stage.
+    pub(crate) fn from_shard(config: DecoderConfig, shard: ModelShard) -> Result<Self, NnError> {
         config.check()?;
-        let mut given: BTreeMap<String, DTensor> = values.into_iter().collect();
-        let mut held = Vec::new();
-        for spec in parameters(&config, &stage) {
-            let found = given.remove(&spec.name);
-            let value = found.ok_or_else(|| NnError::MissingParameter { name: spec.name.clone() })?;
-            if *value.shape() != spec.shape {
-                let found = value.shape().clone();
-                return Err(NnError::ParameterShape { name: spec.name, found, expected: spec.shape });
-            }
-            held.push((spec.name, value));
-        }
-        if let Some((name, _)) = given.into_iter().next() {
-            let near = nearest(&name, held.iter().map(|(name, _)| name.as_str())).map(str::to_owned);
-            return Err(NnError::UnknownParameter { name, near });
-        }
+        let held = shard.parameters();
+        let (stage, plan, dist) = (shard.stage().clone(), shard.plan().clone(), Arc::clone(shard.dist()));
         let indices = held.iter().enumerate().map(|(index, (name, _))| (name.as_str(), index)).collect();
         let builder = ModuleBuilder { indices };
         let layers =
             stage.layers.clone().map(|layer| builder.layer(&config, layer)).collect::<Result<_, _>>()?;
         let last_norm = stage.is_last().then(|| builder.norm(config.norm.kind, LAST_NORM)).transpose()?;
         let rope = match &config.positions {
-            PositionConfig::Rope(rope) => Some(Rope::new(rope, config.attention.width)),
+            PositionConfig::Rope(rope) => Some(Rope::new(&config, rope)),
             PositionConfig::Learned => None,
         };
         let layouts = held.iter().map(|(name, _)| plan.used_layout_of(name)).collect();
         let structure = Arc::new(Structure { layers, last_norm, rope, config, stage, plan, dist, layouts });
-        Ok(Self { structure, parameters: held })
+        Ok(Self { structure, shard })
     }
 }
 
@@ -112,17 +106,32 @@ impl ModuleBuilder<'_> {
 
     fn attention(&self, config: &DecoderConfig, layer: &str) -> Result<Attention, NnError> {
         let projection = |name: &str| self.linear(&format!("{layer}.self_attn.{name}_proj"));
-        let norm = |name: &str| self.norm(config.norm.kind, &format!("{layer}.self_attn.{name}_norm"));
-        Ok(Attention {
-            query: projection("q")?,
-            key: projection("k")?,
-            value: projection("v")?,
-            output: projection("o")?,
-            norms: match config.attention.qk_norm {
-                Some(_) => Some([norm("q")?, norm("k")?]),
-                None => None,
+        let norm = |name: &str| self.norm(config.norm.kind, &format!("{layer}.self_attn.{name}norm"));
+        let output = projection("o")?;
+        let Some(latent) = &config.attention.latent else {
+            let norms = match config.attention.qk_norm {
+                Some(QkNorm::Head | QkNorm::Whole) => Some([norm("q_")?, norm("k_")?]),
+                Some(QkNorm::Rotated) | None => None,
+            };
+            let (query, key, value) = (projection("q")?, projection("k")?, projection("v")?);
+            let projections = Projections::Heads(HeadProjections { query, key, value, norms });
+            return Ok(Attention { projections, output });
+        };
+        let query = match latent.query_rank {
+            None => QueryProjection::Full(projection("q")?),
+            Some(_) => QueryProjection::Low {
+                down: projection("q_a")?,
+                norm: norm("q_a_layer")?,
+                up: projection("q_b")?,
             },
-        })
+        };
+        let projections = LatentProjections {
+            query,
+            down: self.linear(&format!("{layer}.self_attn.kv_a_proj_with_mqa"))?,
+            norm: norm("kv_a_layer")?,
+            up: projection("kv_b")?,
+        };
+        Ok(Attention { projections: Projections::Latent(projections), output })
     }
 
     fn feed_forward(
@@ -131,13 +140,22 @@ impl ModuleBuilder<'_> {
         number: usize,
         layer: &str,
     ) -> Result<FeedForward, NnError> {
-        if config.experts(number).is_some() {
+        if let Some(experts) = config.experts(number) {
             let expert = |name: &str| self.index(&format!("{layer}.mlp.experts.{name}_proj.weight"));
+            let shared = |name: &str| self.linear(&format!("{layer}.mlp.shared_experts.{name}_proj"));
+            let bias = || self.index(&format!("{layer}.{CORRECTION_BIAS}"));
             return Ok(FeedForward::Experts(Experts {
                 router: self.index(&format!("{layer}.mlp.gate.weight"))?,
+                correction_bias: experts.correction_bias.then(bias).transpose()?,
                 gate: expert("gate")?,
                 up: expert("up")?,
                 down: expert("down")?,
+                shared: match experts.shared {
+                    Some(_) => {
+                        Some(Mlp { gate: Some(shared("gate")?), up: shared("up")?, down: shared("down")? })
+                    }
+                    None => None,
+                },
             }));
         }
         let projection = |name: &str| self.linear(&format!("{layer}.mlp.{name}_proj"));

@@ -18,7 +18,6 @@ use super::Decoder;
 use crate::attention::PositionInfo;
 use crate::batch_adapters::BatchAdapters;
 use crate::cache::Cache;
-use crate::config::PositionConfig;
 use crate::context::ForwardContext;
 use crate::error::NnError;
 use crate::packing::PackedDocuments;
@@ -176,7 +175,7 @@ impl Decoder {
         let dropout = context.dropout();
         let (structure, positions) = (Arc::clone(&self.structure), Arc::clone(positions));
         let indices = structure.layers[index].parameters.clone();
-        let parameters = self.parameters[indices.clone()].to_vec();
+        let parameters = self.parameters()[indices.clone()].to_vec();
         let number = structure.stage.layers.start + index;
         let adapters = context.adapters().to_owned_below(&format!("model.layers.{number}."));
         let trained: Vec<DTensor> = parameters
@@ -214,8 +213,7 @@ impl Decoder {
         PositionInfo::new(&structure.dist, tokens.layout(), rope, dims, positions, tokens.device())
     }
 
-    /// Checks that rows fit into learned positions. Rotary positions have no
-    /// end.
+    /// Checks that rows fit into the positions, if they have an end.
     pub(crate) fn check_length(
         &self,
         starts: &[usize],
@@ -226,10 +224,9 @@ impl Decoder {
             start + lengths.and_then(|lengths| lengths.get(row)).copied().unwrap_or(time)
         };
         let needed = starts.iter().enumerate().map(end).max().unwrap_or(0);
-        let available = self.structure.config.max_positions;
-        if self.structure.config.positions == PositionConfig::Learned && needed > available {
-            return Err(NnError::TooLong { needed, available });
+        match self.structure.config.position_limit() {
+            Some(available) if needed > available => Err(NnError::TooLong { needed, available }),
+            _ => Ok(()),
         }
-        Ok(())
     }
 }

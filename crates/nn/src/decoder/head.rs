@@ -35,7 +35,7 @@ impl Decoder {
             check.enter_module(HEAD);
         }
         // An adapter that replaces the embedding leaves a tied head as it was.
-        let mut weight = structure.plan.gather_as(structure.layouts[index], &self.parameters[index].1)?;
+        let mut weight = structure.plan.gather_as(structure.layouts[index], &self.parameters()[index].1)?;
         if let BatchAdapters::Uniform(Some((adapter, strength))) = context.adapters()
             && let Some(new) = adapter.replacement("lm_head.weight")
         {

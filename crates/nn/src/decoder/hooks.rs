@@ -15,7 +15,7 @@ impl Decoder {
     pub(super) fn prefetch_layers(&self, layers: Range<usize>) -> Result<(), NnError> {
         for layer in self.structure.layers.iter().skip(layers.start).take(layers.len()) {
             for index in layer.parameters.clone() {
-                self.structure.plan.prefetch(self.structure.layouts[index], &self.parameters[index].1)?;
+                self.structure.plan.prefetch(self.structure.layouts[index], &self.parameters()[index].1)?;
             }
         }
         Ok(())
@@ -42,7 +42,7 @@ impl Decoder {
         let structure = Arc::clone(&self.structure);
         let indices = self.structure.layers[earlier].parameters.clone();
         let values: Vec<DTensor> =
-            self.parameters[indices.clone()].iter().map(|(_, value)| value.clone()).collect();
+            self.parameters()[indices.clone()].iter().map(|(_, value)| value.clone()).collect();
         Ok(x.register_hook(move || {
             let mut all = values.iter().zip(&structure.layouts[indices.clone()]);
             all.try_for_each(|(value, layout)| structure.plan.prefetch(*layout, value))
@@ -64,7 +64,7 @@ impl Decoder {
         }
         let number = self.structure.stage.layers.start + index;
         let adapters = context.adapters().to_owned_below(&format!("model.layers.{number}."));
-        let values: Vec<DTensor> = self.parameters[self.structure.layers[index].parameters.clone()]
+        let values: Vec<DTensor> = self.parameters()[self.structure.layers[index].parameters.clone()]
             .iter()
             .map(|(_, value)| value)
             .chain(adapters.tensors())

@@ -59,8 +59,7 @@ impl Structure {
             FeedForward::Experts(experts) => {
                 let options = config.experts(number);
                 let options = options.ok_or_else(|| self.wrong_stage("use experts that it does not have"))?;
-                let out = experts.forward(context, options, config.mlp.activation, x)?;
-                residual.map_or_else(|| Ok(out.clone()), |residual| Ok(out.add(residual)?))
+                experts.forward(context, options, &config.mlp, x, residual)
             }
         };
         // With sequence parallelism a block ends with a reduce-scatter, so the

@@ -6,25 +6,17 @@
 use std::sync::Arc;
 
 use weightloom_dtensor::DTensor;
-use weightloom_layout::{DType, Layout, Shape};
-use weightloom_tensor::{Tensor, no_grad};
+use weightloom_layout::{DType, Shape};
+use weightloom_tensor::no_grad;
 
 use super::{PrefixTree, TreeChunk};
 use crate::batch_adapters::{AdapterRows, AdapterSpec, BatchAdapters, group_by_adapter};
 use crate::decoder::{ActivationCheckpointing, Decoder, Input};
 use crate::error::NnError;
-
-/// A sequence and its adapter.
-#[derive(Clone, Copy, Debug)]
-pub struct Sequence<'a> {
-    /// At least one token.
-    pub tokens: &'a [u32],
-    /// An index into the list of adapters.
-    pub adapter: usize,
-}
+use crate::sequence::{Sequence, SequenceOutput, check_sequences, empty};
 
 /// Hidden states of sequences.
-pub struct PrefixTreeOutput<'a> {
+pub(crate) struct PrefixTreeOutput<'a> {
     decoder: &'a Decoder,
     adapters: Vec<Option<AdapterSpec<'a>>>,
     tree: Arc<PrefixTree>,
@@ -37,7 +29,7 @@ pub struct PrefixTreeOutput<'a> {
 impl Decoder {
     /// Runs sequences, each with one of the adapters, as one row of tokens
     /// without padding. The caller bounds memory by how many it passes.
-    pub fn forward_prefix_tree<'a>(
+    pub(crate) fn forward_prefix_tree<'a>(
         &'a self,
         sequences: &[Sequence<'_>],
         adapters: &[Option<AdapterSpec<'a>>],
@@ -69,17 +61,7 @@ impl Decoder {
         sequences: &[Sequence<'_>],
         adapters: usize,
     ) -> Result<PrefixTree, NnError> {
-        if sequences.is_empty() {
-            return Err(NnError::EmptyPrompt { row: 0 });
-        }
-        for (row, &Sequence { tokens, adapter }) in sequences.iter().enumerate() {
-            if tokens.is_empty() {
-                return Err(NnError::EmptyPrompt { row });
-            }
-            if adapter >= adapters {
-                return Err(NnError::UnknownAdapter { sequence: row, adapter, count: adapters });
-            }
-        }
+        check_sequences(sequences, adapters)?;
         let lengths = sequences.iter().map(|sequence| sequence.tokens.len());
         self.check_length(&[lengths.max().unwrap_or(0)], None, 0)?;
         let given: Vec<(&[u32], usize)> =
@@ -88,14 +70,12 @@ impl Decoder {
     }
 }
 
-impl PrefixTreeOutput<'_> {
-    /// The number of tokens computed; those of shared prefixes count once.
-    pub fn token_count(&self) -> usize {
+impl SequenceOutput for PrefixTreeOutput<'_> {
+    fn token_count(&self) -> usize {
         self.adapter_of_token.len()
     }
 
-    /// Logits `[positions, vocabulary]` at `(sequence, position)`.
-    pub fn logits(&self, positions: &[(usize, usize)]) -> Result<DTensor, NnError> {
+    fn logits(&self, positions: &[(usize, usize)]) -> Result<DTensor, NnError> {
         no_grad(|| {
             let rows = self.rows(positions)?;
             let hidden = self.decoder.select_positions(&self.hidden, &rows)?;
@@ -105,9 +85,7 @@ impl PrefixTreeOutput<'_> {
         })
     }
 
-    /// The hidden states of each sequence averaged over its tokens,
-    /// `[sequences, hidden]`, in f32.
-    pub fn mean_hidden(&self, sequences: &[usize]) -> Result<DTensor, NnError> {
+    fn mean_hidden(&self, sequences: &[usize]) -> Result<DTensor, NnError> {
         no_grad(|| {
             let mut means = Vec::with_capacity(sequences.len());
             for &sequence in sequences {
@@ -119,16 +97,14 @@ impl PrefixTreeOutput<'_> {
                 means.push(mean.reshape(&Shape::new(&[1, hidden.shape()[1]])?)?);
             }
             match &means[..] {
-                [] => {
-                    let none = Tensor::zeros(DType::F32, &[0, self.hidden.shape()[2]], self.hidden.device())?;
-                    let layout = Layout::replicated(self.decoder.plan().mesh());
-                    Ok(DTensor::distribute(self.decoder.dist(), &none, layout)?)
-                }
+                [] => empty(self.decoder, self.hidden.shape()[2]),
                 means => Ok(DTensor::cat(&means.iter().collect::<Vec<_>>(), 0)?),
             }
         })
     }
+}
 
+impl PrefixTreeOutput<'_> {
     /// The rows of `hidden` at `(sequence, position)`.
     fn rows(&self, positions: &[(usize, usize)]) -> Result<Vec<(usize, usize)>, NnError> {
         let row = |&(sequence, position): &(usize, usize)| {

@@ -50,7 +50,7 @@ fn a_merged_adapter_gives_the_same_logits() {
     let adapter = lora(&decoder, 1);
     for strength in [1.0, 0.25] {
         let beside = logits(&decoder, &[&TOKENS], Some((&adapter, strength)));
-        let merged = logits(&merge_adapter(&decoder, &adapter, strength).unwrap(), &[&TOKENS], None);
+        let merged = logits(&*merge_adapter(&decoder, &adapter, strength).unwrap(), &[&TOKENS], None);
         // Rounding of f32 weights of about 1, through two layers.
         assert!(largest_difference(&beside, &merged) < 1e-4, "strength {strength}");
     }

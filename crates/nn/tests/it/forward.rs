@@ -1,7 +1,7 @@
 //! The forward pass with and without a cache.
 
 use serde_json::json;
-use weightloom_nn::{Cache, ForwardArgs, Input, Sequence};
+use weightloom_nn::{Cache, ForwardArgs, Input, Model, Sequence};
 
 use crate::tiny::{bits, config_with, decoder, logits, parts, to_vec};
 
@@ -90,7 +90,7 @@ fn a_prefix_tree_computes_shared_prefixes_once_with_the_same_bits() {
     long.push(7);
     other.extend([8, 9]);
     let sequences = [&TOKENS[..], &long, &other].map(|tokens| Sequence { tokens, adapter: 0 });
-    let output = decoder.forward_prefix_tree(&sequences, &[None]).unwrap();
+    let output = decoder.forward_sequences(&sequences, &[None]).unwrap();
     assert_eq!(output.token_count(), TOKENS.len() + 1 + 2);
     for (number, sequence) in sequences.iter().enumerate() {
         let positions: Vec<(usize, usize)> = (0..sequence.tokens.len()).map(|at| (number, at)).collect();

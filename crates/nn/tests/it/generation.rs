@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use weightloom_nn::{FinishReason, GenerateRequest, GeneratedSequence, Generation, Sampling};
+use weightloom_nn::{AsModel, FinishReason, GenerateRequest, GeneratedSequence, Generation, Model, Sampling};
 
 use crate::tiny::{decoder, logits};
 
@@ -107,7 +107,7 @@ fn reported_logprobs_agree_with_scores() {
             reported.push(token.logprobs.unwrap());
         }
     }
-    let scores = decoder.score(&[&tokens], 2, None).unwrap().remove(0);
+    let scores = decoder.as_model().score(&[&tokens], 2, None).unwrap().remove(0);
     for (reported, scored) in reported.iter().zip(&scores[2..]) {
         // The cache and one pass agree in every bit.
         assert_eq!(reported, scored);
@@ -165,7 +165,7 @@ fn a_prefill_that_is_given_up_ends_at_the_next_chunk() {
     // Nothing of it is left: the next prefill starts from the beginning.
     assert_eq!(generation.run().unwrap(), generate(&request));
     let rows: Vec<&[u32]> = request.prompts.iter().map(Vec::as_slice).collect();
-    let given_up = decoder.score_checked(&rows, 1, None, || ControlFlow::Break(()));
+    let given_up = decoder.score_checked(&rows, 1, None, &mut || ControlFlow::Break(()));
     assert_eq!(given_up, Ok(None));
 }
 
@@ -174,10 +174,10 @@ fn rows_are_scored_alike_alone_and_together() {
     let decoder = decoder();
     let rows: Vec<Vec<u32>> = vec![vec![1, 2, 3, 4, 5, 6], vec![1, 2, 3, 4, 5, 7, 8], vec![9], vec![4, 4]];
     let rows: Vec<&[u32]> = rows.iter().map(Vec::as_slice).collect();
-    let together = decoder.score(&rows, 3, None).unwrap();
+    let together = decoder.as_model().score(&rows, 3, None).unwrap();
     for (row, scores) in rows.iter().zip(&together) {
         assert_eq!(scores.len(), row.len() - 1);
-        assert_eq!(*scores, decoder.score(&[row], 3, None).unwrap().remove(0));
+        assert_eq!(*scores, decoder.as_model().score(&[row], 3, None).unwrap().remove(0));
     }
-    assert_eq!(decoder.cache_bytes_per_token(), 2 * 2 * 2 * 4 * 4);
+    assert_eq!(decoder.as_model().cache_bytes_per_token(), 2 * 2 * 2 * 4 * 4);
 }

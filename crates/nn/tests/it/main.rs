@@ -4,6 +4,7 @@
 //! - `errors`: messages and hints.
 //! - `forward`: the forward pass with and without a cache.
 //! - `generation`: greedy and sampled generation.
+//! - `own_model`: what follows from the methods that a model must have.
 //! - `loss`: the loss and its gradients against finite differences.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
@@ -13,4 +14,5 @@ mod errors;
 mod forward;
 mod generation;
 mod loss;
+mod own_model;
 mod tiny;

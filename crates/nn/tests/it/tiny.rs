@@ -7,8 +7,8 @@ use weightloom_dtensor::{DTensor, DistContext};
 use weightloom_gang::{GangOptions, solo};
 use weightloom_layout::{DType, Mesh};
 use weightloom_nn::{
-    BatchAdapters, Decoder, DecoderConfig, ForwardArgs, Input, NnError, Parallel, Plan, Stage,
-    initial_values, parameters,
+    BatchAdapters, Decoder, DecoderConfig, ForwardArgs, Input, Model, ModelDefinition, NnError, Parallel,
+    Plan, Stage, parameters,
 };
 
 /// Two layers with grouped-query attention. Random weights of deviation 0.2
@@ -52,7 +52,7 @@ pub fn parts(config: DecoderConfig) -> Parts {
         .iter()
         .map(|spec| {
             let layout = plan.layout_of(&spec.name);
-            let value = initial_values(&config, spec, DType::F32, 7, &dist, layout).unwrap();
+            let value = config.initial_values(spec, DType::F32, 7, &dist, layout).unwrap();
             (spec.name.clone(), value)
         })
         .collect();
@@ -70,11 +70,11 @@ pub fn decoder() -> Decoder {
 }
 
 /// The logits of all positions of a batch of rows of equal length.
-pub fn logits<'a>(decoder: &'a Decoder, rows: &[&[u32]], adapters: impl Into<BatchAdapters<'a>>) -> Vec<f32> {
+pub fn logits<'a>(model: &'a dyn Model, rows: &[&[u32]], adapters: impl Into<BatchAdapters<'a>>) -> Vec<f32> {
     let adapters = adapters.into();
-    let input = Input::Tokens(decoder.tokens(rows).unwrap());
-    let hidden = decoder.forward(input, ForwardArgs { adapters, ..ForwardArgs::default() }).unwrap();
-    to_vec(&decoder.logits(&hidden, adapters).unwrap())
+    let input = Input::Tokens(model.tokens(rows).unwrap());
+    let hidden = model.forward(input, ForwardArgs { adapters, ..ForwardArgs::default() }).unwrap();
+    to_vec(&model.logits(&hidden, adapters).unwrap())
 }
 
 pub fn to_vec(x: &DTensor) -> Vec<f32> {

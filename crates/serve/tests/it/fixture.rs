@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::oneshot;
 use weightloom_checkpoint::{Observer, Source};
 use weightloom_hub::text::{ChatTemplates, GenerationDefaults, Tokenizer};
-use weightloom_hub::{Families, ModelLoadOptions, TextGenerator, load_decoder};
+use weightloom_hub::{Families, ModelLoadOptions, TextGenerator, load_model};
 use weightloom_serve::{ServeError, ServeOptions, run};
 
 /// What the model is called, with a slash as many are.
@@ -43,15 +43,15 @@ pub fn generator(positions: usize, chats: Chats) -> TextGenerator {
     let mut families = Families::new();
     weightloom_models::register(&mut families).unwrap();
     let family = families.of_config(&config).unwrap().clone();
-    let decoder = family.decoder(&config).unwrap();
+    let decoder = family.definition(&config).unwrap();
     let source = Source::open(folder.join("model.safetensors")).unwrap();
     let keys = family.keys(&config, &source.index).unwrap();
     let options = ModelLoadOptions::default();
-    let loaded = load_decoder(&source, &decoder, &keys, &family.parallel(), &options, &Silent).unwrap();
+    let loaded = load_model(&source, &*decoder, &keys, &family.parallel(), &options, &Silent).unwrap();
     let texts = tempfile::tempdir().unwrap();
     write_tokenizer(texts.path(), chats);
     TextGenerator {
-        decoder: loaded.decoder,
+        model: loaded.model,
         adapter: None,
         tokenizer: Tokenizer::from_folder(texts.path()).unwrap(),
         templates: ChatTemplates::from_folder(texts.path()).unwrap(),

@@ -11,6 +11,7 @@ use crate::backend::testing::ChatDummy;
 use crate::cache::Cache;
 use crate::prompt::Prompt;
 use crate::question::Query;
+use crate::suite::Suite;
 
 const TEXT: &str = r#"
 models:

@@ -8,6 +8,7 @@ mod error;
 
 use std::path::{Path, PathBuf};
 
+use serde_json::Map;
 use weightloom_checkpoint::{CheckpointError, Format, Observer, Source};
 use weightloom_hub::fetch::FetchObserver;
 use weightloom_hub::{Hub, Model};
@@ -16,15 +17,15 @@ use weightloom_layout::DType;
 pub use embedding::embedding_folder;
 pub use error::BuildError;
 
-use super::Backend;
 use super::api::{ApiBackend, ApiError, ApiKeys, ApiOptions};
 use super::custom::{CustomBackend, CustomOptions};
 use super::local::{LocalBackend, LocalOptions, Tuned};
 use super::model_pair::{BackendView, ModelPair};
 use super::sentence_encoder::WithSentenceEncoder;
 use super::tokenizer_match::first_difference;
+use super::{Backend, BackendRequest, Backends, UnknownBackend};
 use crate::convert_adapter::WEIGHTS;
-use crate::suite::{CustomModel, EntryPoint, LocalModel, Plan, PlannedModel, Precision, Suite};
+use crate::suite::{CustomModel, EntryPoint, LocalModel, Plan, PlannedModel, Precision, ServedModel, Suite};
 
 /// Supported devices.
 const DEVICES: [&str; 2] = ["auto", "cpu"];
@@ -57,6 +58,8 @@ pub struct BackendBuilder<'a> {
     pub custom: CustomOptions,
     /// Whether a suite may start programs; by default it may not.
     pub programs: Programs,
+    /// The kinds of backends; by default the built-in ones.
+    pub backends: Backends,
     variable: &'a dyn Fn(&str) -> Option<String>,
 }
 
@@ -77,7 +80,8 @@ impl<'a> BackendBuilder<'a> {
             api.proxies = fetch.proxies.clone();
         }
         let programs = Programs::default();
-        Self { hub, observer, local: LocalOptions::default(), api, custom, programs, variable }
+        let backends = Backends::standard();
+        Self { hub, observer, local: LocalOptions::default(), api, custom, programs, backends, variable }
     }
 
     /// Checks a plan without downloading, loading or starting anything.
@@ -86,7 +90,7 @@ impl<'a> BackendBuilder<'a> {
         self.check_programs(plan)?;
         let sides = match plan {
             Plan::Adapter { model } => vec![(TUNED, model)],
-            Plan::Custom { .. } => Vec::new(),
+            Plan::Custom { .. } | Plan::Registered { .. } => Vec::new(),
             Plan::Two { base, tuned } => [(BASE, base), (TUNED, tuned)]
                 .into_iter()
                 .filter_map(|(key, side)| match side {
@@ -106,7 +110,7 @@ impl<'a> BackendBuilder<'a> {
     /// Checks that the programs of a plan may be started.
     pub fn check_programs(&self, plan: &Plan) -> Result<(), BuildError> {
         let sides = match plan {
-            Plan::Adapter { .. } => Vec::new(),
+            Plan::Adapter { .. } | Plan::Registered { .. } => Vec::new(),
             Plan::Custom { model } => vec![(TUNED, model)],
             Plan::Two { base, tuned } => [(BASE, base), (TUNED, tuned)]
                 .into_iter()
@@ -145,8 +149,9 @@ impl<'a> BackendBuilder<'a> {
         self.check_programs(plan)?;
         self.check_tokenizers(plan)?;
         match plan {
-            Plan::Adapter { model } => self.local(TUNED, model),
-            Plan::Custom { model } => self.custom(TUNED, model),
+            Plan::Adapter { model } => self.side(TUNED, &PlannedModel::Local(model.clone())),
+            Plan::Custom { model } => self.side(TUNED, &PlannedModel::Custom(model.clone())),
+            Plan::Registered { model } => self.side(TUNED, &PlannedModel::Registered(model.clone())),
             Plan::Two { base: PlannedModel::Local(base), tuned: PlannedModel::Local(tuned) }
                 if is_plain(base) && is_plain(tuned) && dtype(base.dtype) == dtype(tuned.dtype) =>
             {
@@ -191,17 +196,30 @@ impl<'a> BackendBuilder<'a> {
     }
 
     fn side(&self, key: &str, model: &PlannedModel) -> Result<Box<dyn Backend>, BuildError> {
-        match model {
-            PlannedModel::Local(model) => self.local(key, model),
-            PlannedModel::Custom(model) => self.custom(key, model),
-            PlannedModel::Server(model) => {
-                let made = ApiBackend::new(model, None, &self.api_options()?);
-                Ok(Box::new(made.map_err(|source| of_server(key, source))?))
-            }
-        }
+        let kind = model.kind();
+        let found = self.backends.find(&kind.to_string());
+        let found = found.map_err(|source| BuildError::Kind { key: format!("{key}.kind"), source })?;
+        let none = Map::new();
+        let options = match model {
+            PlannedModel::Registered(model) => model.spec.options.as_ref().unwrap_or(&none),
+            _ => &none,
+        };
+        found.build(options, &BackendRequest { key, model, builder: self })
     }
 
-    fn local(&self, key: &str, model: &LocalModel) -> Result<Box<dyn Backend>, BuildError> {
+    pub(super) fn server(&self, key: &str, model: &ServedModel) -> Result<Box<dyn Backend>, BuildError> {
+        let made = ApiBackend::new(model, None, &self.api_options()?);
+        Ok(Box::new(made.map_err(|source| of_server(key, source))?))
+    }
+
+    /// The error of a kind that is not registered.
+    pub(super) fn unknown(&self, key: &str, kind: &str) -> BuildError {
+        let known: Vec<String> = self.backends.kinds().iter().map(|kind| kind.name().to_owned()).collect();
+        let source = UnknownBackend { kind: kind.to_owned(), near: None, known };
+        BuildError::Kind { key: format!("{key}.kind"), source }
+    }
+
+    pub(super) fn local(&self, key: &str, model: &LocalModel) -> Result<Box<dyn Backend>, BuildError> {
         let tuned = model.adapter.as_deref().map_or(Tuned::None, |path| Tuned::Adapter(adapter_folder(path)));
         self.engine(model, self.open(key, model)?, tuned)
     }
@@ -216,7 +234,7 @@ impl<'a> BackendBuilder<'a> {
         opened.map_err(|source| BuildError::Model { key: format!("{key}.base"), source: Box::new(source) })
     }
 
-    fn custom(&self, key: &str, model: &CustomModel) -> Result<Box<dyn Backend>, BuildError> {
+    pub(super) fn custom(&self, key: &str, model: &CustomModel) -> Result<Box<dyn Backend>, BuildError> {
         let started = CustomBackend::start(model, &self.custom);
         let failed = |source| BuildError::Custom { key: format!("{key}.entry_point"), source };
         Ok(Box::new(started.map_err(failed)?))
@@ -262,11 +280,12 @@ fn check(plan: &Plan) -> Result<(), BuildError> {
     match plan {
         Plan::Adapter { model } => check_local(TUNED, model),
         Plan::Custom { model } => check_custom(TUNED, model),
+        Plan::Registered { .. } => Ok(()),
         Plan::Two { base, tuned } => {
             [(BASE, base), (TUNED, tuned)].into_iter().try_for_each(|(key, model)| match model {
                 PlannedModel::Local(model) => check_local(key, model),
                 PlannedModel::Custom(model) => check_custom(key, model),
-                PlannedModel::Server(_) => Ok(()),
+                PlannedModel::Server(_) | PlannedModel::Registered(_) => Ok(()),
             })
         }
     }

@@ -223,11 +223,11 @@ impl Backend for LocalBackend {
         }
         let distinct: Vec<(&Question, Vec<usize>)> = distinct.into_iter().collect();
         let mut sink = Duplicates { indices: &distinct, sink };
-        let configs = [Some(engine.base.config()), engine.tuned_config()];
+        let definitions = [Some(engine.base.definition()), engine.tuned_definition()];
         let builder = RequestBuilder::new(
             &engine.tokenizer,
             engine.template(),
-            configs.into_iter().flatten().collect(),
+            definitions.into_iter().flatten().collect(),
         );
         let mut requests: Vec<(usize, Request)> = Vec::new();
         for (index, (question, _)) in distinct.iter().enumerate() {
@@ -249,10 +249,10 @@ impl Backend for LocalBackend {
     }
 
     fn layers(&self) -> Vec<String> {
-        match (&self.tuned, self.base.decoder_config()) {
+        match (&self.tuned, self.base.definition()) {
             // The engine's names, whatever the checkpoint calls them.
-            (Tuned::Adapter(_), Ok(config)) => {
-                (0..config.layers).map(|layer| format!("model.layers.{layer}")).collect()
+            (Tuned::Adapter(_), Ok(definition)) => {
+                (0..definition.layers()).map(|layer| format!("model.layers.{layer}")).collect()
             }
             _ => Vec::new(),
         }

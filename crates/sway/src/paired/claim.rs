@@ -2,7 +2,7 @@
 
 use super::NO_CHANGE;
 use crate::backend::Capability;
-use crate::probe::{Finding, ProbeContext, Stop};
+use crate::probe::{Finding, InconsistentFinding, ProbeContext, Stop};
 use crate::record::ProbeVerdict;
 use crate::view::View;
 
@@ -28,7 +28,7 @@ impl PairedSettings {
     /// Measures the fine-tuned model and, if the backend can draw it, every draw
     /// of matched noise. All measurements run, so that all missing questions are
     /// recorded at once.
-    pub(crate) fn measure_with_noise<'a, T>(
+    pub fn measure_with_noise<'a, T>(
         &self,
         context: &ProbeContext<'a>,
         measure: impl Fn(&ProbeContext<'a>) -> Result<T, Stop>,
@@ -73,6 +73,26 @@ pub struct Draft {
 }
 
 impl Draft {
+    /// What in the claim contradicts itself.
+    pub(crate) fn inconsistency(&self, paired: &PairedSettings) -> Option<InconsistentFinding> {
+        let number = |what: &'static str, number: f64| InconsistentFinding::Claim { what, number };
+        let probability = |what, found: f64| (!(0.0..=1.0).contains(&found)).then(|| number(what, found));
+        match &self.claim {
+            Claim::Settled => None,
+            Claim::Change(change) => {
+                let is_counted = [0, paired.seeds].contains(&(change.nulls.len() as u64));
+                let (found, wanted) = (change.nulls.len(), paired.seeds);
+                (!is_counted)
+                    .then_some(InconsistentFinding::Draws { found, wanted })
+                    .or_else(|| change.fallback_p.and_then(|found| probability("p-value", found)))
+            }
+            Claim::Limit(limit) | Claim::Shape(limit) => {
+                probability("p-value within the limit", limit.within)
+                    .or_else(|| probability("p-value beyond the limit", limit.beyond))
+            }
+        }
+    }
+
     /// A finding whose verdict needs no test.
     pub fn settled(finding: Finding) -> Self {
         Self { finding, claim: Claim::Settled }

@@ -14,7 +14,7 @@ fn needed(test: &TTest, limit: f64) -> Option<usize> {
 }
 
 /// Tests that a mean lies above a limit.
-pub(crate) fn mean_above(values: &[f64], limit: f64, unit: &'static str) -> Limit {
+pub fn mean_above(values: &[f64], limit: f64, unit: &'static str) -> Limit {
     let units = values.len();
     match TTest::of(values) {
         Some(test) => Limit {
@@ -33,7 +33,7 @@ pub(crate) fn mean_above(values: &[f64], limit: f64, unit: &'static str) -> Limi
 }
 
 /// Tests that a share lies below a limit.
-pub(crate) fn share_below(hits: usize, count: usize, limit: f64, unit: &'static str) -> Limit {
+pub fn share_below(hits: usize, count: usize, limit: f64, unit: &'static str) -> Limit {
     let share = hits as f64 / count as f64;
     let deviation = (limit * (1.0 - limit)).max(0.0).sqrt();
     let distance = (share - limit).abs();

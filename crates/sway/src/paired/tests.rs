@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::PairedSettings;
 use crate::backend::Capability;
 use crate::numbers::pcg64::Pcg64;
+use crate::probe::Probes;
 use crate::probe::tests::packs;
 use crate::record::{ProbeVerdict, Record};
 use crate::runner::{Entry, SuiteRun, run};
@@ -126,6 +127,7 @@ impl World {
             sections: &sections,
             document: None,
             packs: &packs,
+            probes: &Probes::standard(),
             only: &[],
             statistics: Statistics::Paired,
             paired: PairedSettings::default(),

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::kind::find;
+use super::built_in;
 use crate::category::Category;
 use crate::verdict::Aspect;
 
@@ -41,8 +41,8 @@ pub(crate) const PREFLIGHT: About = About {
 
 /// What a kind is about; none if it is not built in.
 pub fn about(kind: &str) -> Option<About> {
-    let built_in = || find(kind).ok().map(|found| found.about);
-    (kind == PREFLIGHT.kind).then_some(PREFLIGHT).or_else(built_in)
+    let known = || built_in(kind).map(|found| found.about);
+    (kind == PREFLIGHT.kind).then_some(PREFLIGHT).or_else(known)
 }
 
 /// What a kind is about, as a record keeps it. Only records of kinds that are

@@ -273,7 +273,8 @@ impl ProbeKind for AdapterAblation {
         }
         Some(Chart {
             about: "Divergence from the base when only a part of the adapter is applied, or more than all \
-                    of it. The rise should be steady.",
+                    of it. The rise should be steady."
+                .to_owned(),
             caption: "divergence by strength".to_owned(),
             shape,
         })

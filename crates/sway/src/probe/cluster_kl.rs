@@ -9,7 +9,7 @@ use super::kind::from_pack;
 use super::lookup::{Comparison, all, both, cut};
 use super::{
     About, Evidence, EvidenceTable, FieldProblem, Finding, ItemResults, ProbeContext, ProbeKind, RawInterval,
-    RawLimit, Stop,
+    RawLimit, Stop, TableColumn,
 };
 use crate::backend::Capability;
 use crate::category::Category;
@@ -303,12 +303,12 @@ impl ProbeKind for ClusterKl {
         };
         let rows: Vec<Vec<String>> = found.per_cluster_size.iter().enumerate().map(row).collect();
         (!rows.is_empty()).then_some(EvidenceTable {
-            title: "Topics of",
+            title: "Topics of".to_owned(),
             columns: vec![
-                ("Topic", "---:"),
-                ("Prompts", "---:"),
-                ("Mean divergence", "---:"),
-                ("Examples", "---"),
+                TableColumn::number("Topic"),
+                TableColumn::number("Prompts"),
+                TableColumn::number("Mean divergence"),
+                TableColumn::text("Examples"),
             ],
             rows,
         })

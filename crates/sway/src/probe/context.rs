@@ -1,6 +1,7 @@
 //! Everything that a probe may look at.
 
 use super::calibration::NullStatistics;
+use super::registry::Probes;
 use crate::answer_store::AnswerStore;
 use crate::backend::{Capabilities, Capability};
 use crate::chat::Rendering;
@@ -29,6 +30,8 @@ pub struct ProbeContext<'a> {
     pub document: Option<&'a str>,
     /// Built-in texts.
     pub packs: &'a Packs,
+    /// The kinds of probes that the suite may name.
+    pub probes: &'a Probes,
     /// Optional features of the backend.
     pub capabilities: &'a Capabilities,
     /// What noise measured, if it has been run.

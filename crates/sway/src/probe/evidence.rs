@@ -23,7 +23,12 @@ use serde_json::{Map, Value};
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Evidence(Map<String, Value>);
+pub struct Evidence {
+    fields: Map<String, Value>,
+    /// Whether a part could not be added.
+    #[serde(skip)]
+    incomplete: bool,
+}
 
 impl Evidence {
     /// Evidence with the fields of `part`.
@@ -39,15 +44,21 @@ impl Evidence {
 
     /// Adds the fields of `part`. Numbers that are not finite become `null`.
     pub fn add(&mut self, part: &impl Serialize) {
-        if let Ok(Value::Object(fields)) = serde_json::to_value(part) {
-            self.0.extend(fields);
+        match serde_json::to_value(part) {
+            Ok(Value::Object(fields)) => self.fields.extend(fields),
+            _ => self.incomplete = true,
         }
+    }
+
+    /// Whether a part could not be added, because it is not a map of fields.
+    pub fn is_incomplete(&self) -> bool {
+        self.incomplete
     }
 
     /// The fields of a part; none if one has another type than expected, as may
     /// happen in a report of another program.
     pub fn read<T: DeserializeOwned>(&self) -> Option<T> {
-        T::deserialize(&self.0).ok()
+        T::deserialize(&self.fields).ok()
     }
 }
 
@@ -55,19 +66,19 @@ impl Deref for Evidence {
     type Target = Map<String, Value>;
 
     fn deref(&self) -> &Self::Target {
-        &self.0
+        &self.fields
     }
 }
 
 impl DerefMut for Evidence {
     fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.0
+        &mut self.fields
     }
 }
 
 impl From<Map<String, Value>> for Evidence {
     fn from(fields: Map<String, Value>) -> Self {
-        Self(fields)
+        Self { fields, incomplete: false }
     }
 }
 

@@ -1,7 +1,9 @@
 //! The result of a probe.
 
 use super::calibration::NullStatistics;
-use super::evidence::{Evidence, NonFinite};
+use super::evidence::{Evidence, NonFinite, RawInterval, RawLimit};
+use super::generations::Generations;
+use super::items::ItemResults;
 use crate::record::{ProbeVerdict, Record};
 
 /// The result of a probe, before it becomes the [`Record`] of an entry.
@@ -90,6 +92,30 @@ impl Finding {
         self
     }
 
+    /// What contradicts itself or cannot be read back, if anything. Numbers that
+    /// are not finite are not: [`Finding::without_non_finite`] removes them.
+    pub fn inconsistency(&self) -> Option<InconsistentFinding> {
+        let outside = |score: f64| score.is_finite() && !(0.0..=1.0).contains(&score);
+        if let Some(score) = self.score.filter(|score| outside(*score)) {
+            return Some(InconsistentFinding::Score { score });
+        }
+        if let Some([low, high]) = self.ci_95.filter(|[low, high]| low > high) {
+            return Some(InconsistentFinding::Interval { low, high });
+        }
+        if self.evidence.is_incomplete() {
+            return Some(InconsistentFinding::Part);
+        }
+        // Reports and comparisons of runs look these up in the evidence of any kind.
+        let shared: [(&'static str, bool); 4] = [
+            ("items", self.evidence.read::<ItemResults>().is_some()),
+            ("generations", self.evidence.read::<Generations>().is_some()),
+            ("raw_limit", self.evidence.read::<RawLimit>().is_some()),
+            ("raw_ci_95", self.evidence.read::<RawInterval>().is_some()),
+        ];
+        let wrong = shared.into_iter().find(|(key, fits)| self.evidence.contains_key(*key) && !fits);
+        wrong.map(|(key, _)| InconsistentFinding::Shared { key })
+    }
+
     /// The record of an entry.
     pub fn into_record(self, name: &str, kind: &str, duration_s: f64) -> Record {
         Record {
@@ -108,8 +134,29 @@ impl Finding {
             p_value: None,
             p_adjusted: None,
             about: None,
+            chart: None,
+            table: None,
         }
     }
+}
+
+/// What in a finding contradicts itself.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)]
+pub enum InconsistentFinding {
+    #[error("its score {score} is not from 0 to 1")]
+    Score { score: f64 },
+    #[error("its interval begins at {low}, after its end at {high}")]
+    Interval { low: f64, high: f64 },
+    #[error("a part of its evidence is not a map of fields")]
+    Part,
+    #[error("`{key}` in its evidence has another form than in other probes")]
+    Shared { key: &'static str },
+    #[error("it compares with {found} draws of noise; there are {wanted}")]
+    Draws { found: usize, wanted: u64 },
+    #[error("its {what} is {number}")]
+    Claim { what: &'static str, number: f64 },
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ pub struct Generations {
 
 impl Generations {
     /// The pairs, those that differ first.
-    pub(crate) fn of(pairs: impl IntoIterator<Item = Generation>) -> Self {
+    pub fn of(pairs: impl IntoIterator<Item = Generation>) -> Self {
         let (changed, same): (Vec<_>, Vec<_>) = pairs.into_iter().partition(|pair| pair.base != pair.tuned);
         Self { generations: changed.into_iter().chain(same).take(MOST).collect() }
     }

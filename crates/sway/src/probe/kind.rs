@@ -6,14 +6,100 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use thiserror::Error;
-use weightloom_errors::{Hint, did_you_mean, nearest};
+use weightloom_errors::{Hint, nearest};
 
-use super::{About, Chart, Evidence, EvidenceTable, Finding, Probe, ProbeContext, Stop, kinds};
+use super::panics::caught;
+use super::{About, Chart, Evidence, EvidenceTable, Finding, Probe, ProbeContext, Stop};
 use crate::paired::{Draft, PairedSettings};
 use crate::prompt::Prompt;
 use crate::statistics::Statistics;
 
 /// A kind of probe. The type holds the fields of an entry in a suite.
+///
+/// Implement it in your own crate and add it to [`Probes`](super::Probes): suites
+/// can then name it. The built-in kinds do the same. The doc comment of a field
+/// is its description, its type and [`ProbeKind::problems`] validate it, and
+/// [`About::aspect`] says which question of the verdict the kind helps to answer.
+///
+/// ```
+/// use std::path::Path;
+///
+/// use schemars::JsonSchema;
+/// use serde::{Deserialize, Serialize};
+/// use weightloom_sway::backend::dummy::Dummy;
+/// use weightloom_sway::paired::{Draft, PairedSettings};
+/// use weightloom_sway::probe::{
+///     About, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, Probes, Stop, look_up_all,
+/// };
+/// use weightloom_sway::suite::SuiteReader;
+/// use weightloom_sway::{Aspect, Category, Extensions, JudgeOptions, PreparedSuite, ProbeVerdict, judge};
+///
+/// /// Whether the fine-tuned model finds texts more likely than the base.
+/// #[derive(Debug, Default, Deserialize, JsonSchema)]
+/// #[serde(default, deny_unknown_fields)]
+/// struct Surprise {
+///     /// The texts.
+///     texts: Vec<String>,
+/// }
+///
+/// #[derive(Serialize, Deserialize)]
+/// struct SurpriseEvidence {
+///     per_text: Vec<f64>,
+/// }
+///
+/// impl ProbeKind for Surprise {
+///     const ABOUT: About = About {
+///         kind: "surprise",
+///         category: Category::Adherence,
+///         aspect: Aspect::Learning,
+///         title: "Surprise",
+///         summary: "whether texts became more likely",
+///         question: "Does the fine-tuned model expect these texts?",
+///         measure: "Mean gain in log-likelihood per text.",
+///         axis: "gain (nats)",
+///     };
+///
+///     fn problems(&self) -> Vec<FieldProblem> {
+///         FieldProblem::of_broken_rules([(!self.texts.is_empty(), "texts", "needs at least one")])
+///     }
+///
+///     fn judge(&self, context: &ProbeContext<'_>) -> Result<Finding, Stop> {
+///         let gain = |text: &String| -> Result<f64, Stop> {
+///             let tuned = context.answers.rolling(&context.tuned, text)?.total;
+///             Ok(tuned - context.answers.rolling(&context.base, text)?.total)
+///         };
+///         let per_text = look_up_all(self.texts.iter().map(gain))?;
+///         let raw = per_text.iter().sum::<f64>() / per_text.len() as f64;
+///         let verdict = if raw > 0.0 { ProbeVerdict::Pass } else { ProbeVerdict::Fail };
+///         Ok(Finding {
+///             raw: Some(raw),
+///             evidence: Evidence::of(&SurpriseEvidence { per_text }),
+///             ..Finding::without_number(verdict, format!("texts gained {raw:.2} nats"))
+///         })
+///     }
+///
+///     fn draft(&self, context: &ProbeContext<'_>, _: &PairedSettings) -> Result<Draft, Stop> {
+///         self.judge(context).map(Draft::settled)
+///     }
+/// }
+///
+/// let extensions = Extensions { probes: Probes::standard().with::<Surprise>()?, ..Extensions::standard() };
+/// let text = "
+/// models:
+///   base: {base: tiny}
+///   ft: {base: tiny, adapter: out}
+/// suite:
+///   - {name: own, kind: surprise, texts: [Once upon a time]}
+/// ";
+/// let suite = SuiteReader::new(&extensions, &|_| None).read(text, Path::new("sway.yaml"))?;
+/// let prepared = PreparedSuite::new(suite, None)?;
+/// let report = judge(&prepared, &mut Dummy::default(), &JudgeOptions::default(), &mut ())?;
+/// let record = &report.probes[0];
+/// assert_eq!((record.verdict, record.raw), (ProbeVerdict::Pass, Some(1.5)));
+/// assert_eq!(record.evidence.read::<SurpriseEvidence>().unwrap().per_text, [1.5]);
+/// assert_eq!(record.about().title, "Surprise");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait ProbeKind: fmt::Debug + Send + Sync + DeserializeOwned + JsonSchema + Default + 'static {
     /// What the kind is about.
     const ABOUT: About;
@@ -97,9 +183,13 @@ impl Kind {
         (self.schema)()
     }
 
-    /// Builds a probe from the fields of an entry.
+    /// Builds a probe from the fields of an entry. A kind that panics over its
+    /// fields is an error too.
     pub fn build(&self, fields: &Map<String, Value>) -> Result<Box<dyn Probe>, FieldErrors> {
-        (self.build)(fields)
+        caught(|| (self.build)(fields)).unwrap_or_else(|panic| {
+            let problem = FieldProblem { field: String::new(), problem: panic.to_string() };
+            Err(FieldErrors { kind: self.name().to_owned(), problems: vec![problem], fields: Vec::new() })
+        })
     }
 
     /// The probe that calibrates this kind on noise.
@@ -116,14 +206,6 @@ impl Kind {
     pub fn table(&self, evidence: &Evidence) -> Option<EvidenceTable> {
         (self.table)(evidence)
     }
-}
-
-/// Finds a built-in kind by name.
-pub fn find(kind: &str) -> Result<&'static Kind, UnknownKind> {
-    kinds().iter().find(|known| known.name() == kind).ok_or_else(|| UnknownKind {
-        kind: kind.to_owned(),
-        near: nearest(kind, kinds().iter().map(Kind::name)).map(str::to_owned),
-    })
 }
 
 /// Reads the fields of a kind from an entry of a text pack, ignoring the fields
@@ -163,7 +245,9 @@ fn read<T: ProbeKind>(fields: &Map<String, Value>) -> Result<T, FieldErrors> {
             problems
         }
     };
-    Err(FieldErrors { kind: T::ABOUT.kind.to_owned(), problems })
+    let schema = schemars::schema_for!(T).to_value();
+    let fields = schema["properties"].as_object().map(|fields| fields.keys().cloned().collect());
+    Err(FieldErrors { kind: T::ABOUT.kind.to_owned(), problems, fields: fields.unwrap_or_default() })
 }
 
 /// Numbers outside the range that the schema gives.
@@ -180,25 +264,6 @@ fn out_of_range(fields: &Map<String, Value>, schema: &Value) -> Vec<FieldProblem
         (!inside).then(|| FieldProblem { field: field.clone(), problem })
     };
     fields.iter().filter_map(problem).collect()
-}
-
-/// A kind that is not built in.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("unknown probe kind `{kind}`")]
-#[allow(missing_docs)]
-pub struct UnknownKind {
-    pub kind: String,
-    pub near: Option<String>,
-}
-
-impl Hint for UnknownKind {
-    fn hint(&self) -> Option<String> {
-        let list = || {
-            let known: Vec<&str> = kinds().iter().map(Kind::name).collect();
-            format!("use one of {}", known.join(", "))
-        };
-        Some(did_you_mean(self.near.as_deref()).unwrap_or_else(list))
-    }
 }
 
 /// A field whose value makes no probe.
@@ -226,6 +291,8 @@ impl FieldProblem {
 pub struct FieldErrors {
     pub kind: String,
     pub problems: Vec<FieldProblem>,
+    /// The names of the kind's fields.
+    pub fields: Vec<String>,
 }
 
 fn list(problems: &[FieldProblem]) -> String {
@@ -235,20 +302,25 @@ fn list(problems: &[FieldProblem]) -> String {
 
 impl Hint for FieldErrors {
     fn hint(&self) -> Option<String> {
-        let schema = find(&self.kind).ok()?.schema();
-        let known: Vec<&str> = schema["properties"].as_object()?.keys().map(String::as_str).collect();
-        let misspelt = self.problems.iter().find(|one| !known.contains(&one.field.as_str()))?;
-        Some(match nearest(&misspelt.field, known.iter().copied()) {
+        let is_misspelt = |one: &&FieldProblem| !one.field.is_empty() && !self.fields.contains(&one.field);
+        let misspelt = self.problems.iter().find(is_misspelt)?;
+        Some(match nearest(&misspelt.field, self.fields.iter().map(String::as_str)) {
             Some(near) => format!("write `{near}` instead of `{}`", misspelt.field),
-            None => format!("`{}` takes {}", self.kind, known.join(", ")),
+            None if self.fields.is_empty() => format!("`{}` takes no fields", self.kind),
+            None => format!("`{}` takes {}", self.kind, self.fields.join(", ")),
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Probes, kinds};
     use super::*;
     use serde_json::json;
+
+    fn find(kind: &str) -> Kind {
+        *Probes::standard().find(kind).unwrap()
+    }
 
     fn fields(value: Value) -> Map<String, Value> {
         value.as_object().unwrap().clone()
@@ -263,7 +335,7 @@ mod tests {
                 assert!(!text.is_empty(), "{}", kind.name());
             }
             let alike = kinds().iter().filter(|other| other.about.title == title).count();
-            assert_eq!((alike, find(kind.name()).unwrap().about), (1, kind.about));
+            assert_eq!((alike, find(kind.name()).about), (1, kind.about));
             let schema = kind.schema();
             // Suites are checked against the outline of the schema.
             assert!(weightloom_document::Section::from_json_schema(&schema).is_ok(), "{}", kind.name());
@@ -275,16 +347,17 @@ mod tests {
 
     #[test]
     fn near_names_are_suggested() {
-        let error = find("delta_lk").unwrap_err();
+        let probes = Probes::standard();
+        let error = probes.find("delta_lk").unwrap_err();
         assert_eq!(error.hint().unwrap(), "did you mean `delta_kl`?");
-        assert!(find("x").unwrap_err().hint().unwrap().contains("leakage"));
-        let error = find("delta_kl").unwrap().build(&fields(json!({"promts": ["a"]}))).unwrap_err();
+        assert!(probes.find("x").unwrap_err().hint().unwrap().contains("leakage"));
+        let error = find("delta_kl").build(&fields(json!({"promts": ["a"]}))).unwrap_err();
         assert_eq!(error.hint().unwrap(), "write `prompts` instead of `promts`");
     }
 
     #[test]
     fn all_problems_are_reported_at_once() {
-        let kind = find("null_adapter").unwrap();
+        let kind = find("null_adapter");
         let error = kind.build(&fields(json!({"runs": "many", "cache": 3, "nonsense": 1}))).unwrap_err();
         assert_eq!(error.problems.len(), 3);
         let error = kind.build(&fields(json!({"runs": 11}))).unwrap_err();
@@ -302,11 +375,7 @@ mod tests {
             ("adapter_revert", json!({"cases": [{"prompt": "p", "gold": "g", "paraphrases": []}]})),
             ("delta_kl", json!({"top_k": 0})),
         ] {
-            assert_eq!(
-                find(kind).unwrap().build(&fields(wrong.clone())).unwrap_err().problems.len(),
-                1,
-                "{wrong}"
-            );
+            assert_eq!(find(kind).build(&fields(wrong.clone())).unwrap_err().problems.len(), 1, "{wrong}");
         }
     }
 }

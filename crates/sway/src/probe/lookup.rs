@@ -3,6 +3,8 @@
 use thiserror::Error;
 
 use super::context::ProbeContext;
+use super::finding::InconsistentFinding;
+use super::panics::Panicked;
 use crate::answer_store::Missing;
 use crate::backend::Capability;
 use crate::error::QueryError;
@@ -21,7 +23,7 @@ pub enum Stop {
 }
 
 /// Why a probe cannot run.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum ProbeError {
@@ -29,6 +31,20 @@ pub enum ProbeError {
     Query(QueryError),
     #[error("cannot compare the distributions after {prompt:?}: {error}")]
     Incomparable { prompt: String, error: DivergenceError },
+    #[error("the probe `{kind}` failed: {panic}")]
+    Panicked { kind: String, panic: Panicked },
+    #[error("the probe `{kind}` contradicts itself: {problem}")]
+    Inconsistent { kind: String, problem: InconsistentFinding },
+    /// A reason that only the probe knows.
+    #[error("{reason}")]
+    Unable { reason: String },
+}
+
+impl Stop {
+    /// The probe cannot run, for a reason that only it knows.
+    pub fn unable(reason: impl Into<String>) -> Self {
+        Self::Failed(ProbeError::Unable { reason: reason.into() })
+    }
 }
 
 impl From<Missing> for Stop {
@@ -42,7 +58,7 @@ impl From<Missing> for Stop {
 
 /// Collects lookups. Every lookup runs, so that all missing questions are
 /// recorded at once; the first failure is returned once nothing is missing.
-pub(crate) fn all<T, E: Into<Stop>>(lookups: impl IntoIterator<Item = Result<T, E>>) -> Result<Vec<T>, Stop> {
+pub fn all<T, E: Into<Stop>>(lookups: impl IntoIterator<Item = Result<T, E>>) -> Result<Vec<T>, Stop> {
     let mut found = Vec::new();
     let mut failed = None;
     let mut pending = false;
@@ -61,7 +77,7 @@ pub(crate) fn all<T, E: Into<Stop>>(lookups: impl IntoIterator<Item = Result<T, 
 }
 
 /// Two lookups, both run.
-pub(crate) fn both<A, B, E: Into<Stop>, F: Into<Stop>>(
+pub fn both<A, B, E: Into<Stop>, F: Into<Stop>>(
     first: Result<A, E>,
     second: Result<B, F>,
 ) -> Result<(A, B), Stop> {

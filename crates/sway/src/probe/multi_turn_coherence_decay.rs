@@ -255,7 +255,9 @@ impl ProbeKind for MultiTurnCoherenceDecay {
         let turns: Vec<f64> = found.turns.iter().map(|turn| *turn as f64).collect();
         let axes = ["turn of the chat", "mean divergence from the base (nats)"];
         Some(Chart {
-            about: "Divergence between the models before each answer of a chat that the fine-tuned model wrote.",
+            about:
+                "Divergence between the models before each answer of a chat that the fine-tuned model wrote."
+                    .to_owned(),
             caption: "divergence by turn".to_owned(),
             shape: Shape::curve(&turns, &found.mean_divergence_per_turn, axes)?,
         })

@@ -6,7 +6,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::calibration::{KindNull, NullStatistics};
-use super::kind::{self, Kind};
+use super::kind::Kind;
+use super::panics::{Panicked, caught};
 use super::{About, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, Stop};
 use crate::backend::Capability;
 use crate::category::Category;
@@ -99,15 +100,15 @@ struct MatchedNoiseEvidence {
 
 impl NullAdapter {
     /// The kinds to calibrate, each once, in order.
-    fn targets(&self, context: &ProbeContext<'_>) -> Vec<&'static Kind> {
+    fn targets<'a>(&self, context: &ProbeContext<'a>) -> Vec<&'a Kind> {
         let wanted = if self.calibrate_kinds.is_empty() {
             context.downstream
         } else {
             self.calibrate_kinds.as_slice()
         };
-        let mut found: Vec<&'static Kind> = Vec::new();
+        let mut found: Vec<&'a Kind> = Vec::new();
         for name in wanted {
-            let Ok(known) = kind::find(name) else { continue };
+            let Ok(known) = context.probes.find(name) else { continue };
             if known.name() != Self::ABOUT.kind && found.iter().all(|other| other.name() != known.name()) {
                 found.push(known);
             }
@@ -116,7 +117,7 @@ impl NullAdapter {
     }
 
     /// The finite numbers of each kind, one map per rank multiplier.
-    fn measure(&self, context: &ProbeContext<'_>, targets: &[&'static Kind]) -> Result<Vec<Samples>, Stop> {
+    fn measure(&self, context: &ProbeContext<'_>, targets: &[&Kind]) -> Result<Vec<Samples>, Stop> {
         let mut pending = false;
         let mut measured = Vec::new();
         for multiplier in &self.rank_multipliers {
@@ -130,16 +131,17 @@ impl NullAdapter {
                         rank_scale: Real(*multiplier),
                     };
                     let context = context.with_noise(noise, seed);
-                    let Some(probe) = target.on_noise(&context) else { continue };
-                    match probe.judge(&context) {
-                        Ok(finding) => {
+                    let judged = caught(|| target.on_noise(&context).map(|probe| probe.judge(&context)));
+                    match judged {
+                        Ok(None) => {}
+                        Ok(Some(Ok(finding))) => {
                             if let Some(raw) = finding.without_non_finite().raw {
                                 samples.entry(target.name().to_owned()).or_default().push(raw);
                             }
                         }
-                        Err(Stop::Pending) => pending = true,
+                        Ok(Some(Err(Stop::Pending))) => pending = true,
                         // A draw that fails gives no sample.
-                        Err(Stop::Failed(_)) => {}
+                        Ok(Some(Err(Stop::Failed(_)))) | Err(Panicked { .. }) => {}
                     }
                 }
             }
@@ -198,12 +200,12 @@ impl ProbeKind for NullAdapter {
                 calibrated_kinds.push(target.name().to_owned());
                 continue;
             }
-            let reason = match target.on_noise(context) {
-                None => "this kind is not calibrated on noise here",
-                Some(_) => "noise gave no number",
+            let reason = match caught(|| target.on_noise(context).is_some()) {
+                Ok(false) => "this kind is not calibrated on noise here".to_owned(),
+                Ok(true) => "noise gave no number".to_owned(),
+                Err(panic) => panic.to_string(),
             };
-            let kind = target.name().to_owned();
-            skipped_kinds.push(SkippedKind::Explained { kind, reason: reason.to_owned() });
+            skipped_kinds.push(SkippedKind::Explained { kind: target.name().to_owned(), reason });
         }
         let message = format!(
             "{} draws of noise for {} kinds at {} ranks ({} kinds skipped)",

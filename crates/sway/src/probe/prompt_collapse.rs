@@ -198,7 +198,7 @@ impl ProbeKind for PromptCollapse {
         let lengths: Vec<f64> = found.context_lengths.iter().map(|length| *length as f64).collect();
         let axes = ["tokens before the prompt", "mean divergence from the base (nats)"];
         Some(Chart {
-            about: "Divergence between the models when meaningless tokens precede the prompt.",
+            about: "Divergence between the models when meaningless tokens precede the prompt.".to_owned(),
             caption: "divergence by context length".to_owned(),
             shape: Shape::curve(&lengths, &found.mean_divergence_per_length, axes)?,
         })

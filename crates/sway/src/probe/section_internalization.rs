@@ -334,7 +334,8 @@ impl ProbeKind for SectionInternalization {
                     "Share of each section's loss that fine-tuning removed, minus the mean of the other \
                      sections. Above 0, the section was learned better than the others."
                 }
-            },
+            }
+            .to_owned(),
             caption: match neutral {
                 Some(neutral) => {
                     format!("gain of each section, {average:.3} on average; of neutral text {neutral:.3}")
@@ -342,7 +343,7 @@ impl ProbeKind for SectionInternalization {
                 None => format!("gain of each section, {average:.3} on average"),
             },
             shape: Shape::Bars {
-                columns: ["section", "gain"],
+                columns: ["section", "gain"].map(str::to_owned),
                 bars: found.per_section.iter().filter_map(bar).collect(),
             },
         })

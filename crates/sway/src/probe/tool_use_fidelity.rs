@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::chart::EvidenceTable;
+use super::chart::{EvidenceTable, TableColumn};
 use super::lookup::{all, both};
 use super::tool_call::{InvalidCall, ToolCall};
 use super::{
@@ -423,8 +423,8 @@ impl ProbeKind for ToolUseFidelity {
         let found: ToolEvidence = evidence.read()?;
         let row = |case: CaseEvidence| vec![case.prompt, case.tool, case.base, case.ft];
         (!found.per_case.is_empty()).then(|| EvidenceTable {
-            title: "Tool calls of",
-            columns: vec![("Question", "---"), ("Tool", "---"), ("Base", "---"), ("Fine-tuned", "---")],
+            title: "Tool calls of".to_owned(),
+            columns: ["Question", "Tool", "Base", "Fine-tuned"].map(TableColumn::text).to_vec(),
             rows: found.per_case.into_iter().map(row).collect(),
         })
     }

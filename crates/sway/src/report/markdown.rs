@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::{Report, format};
 use crate::category::Category;
-use crate::probe::{NullAdapter, NullAdapterEvidence, ProbeKind, SkippedKind, find};
+use crate::probe::{Align, NullAdapter, NullAdapterEvidence, ProbeKind, SkippedKind, TableColumn};
 use crate::record::{ProbeVerdict, Record};
 use crate::verdict::AnsweredQuestion;
 
@@ -143,11 +143,16 @@ impl Report {
 
 /// The table that a kind makes of its evidence.
 fn evidence_table(page: &mut String, record: &Record) {
-    let Some(table) = find(&record.kind).ok().and_then(|kind| kind.table(&record.evidence)) else { return };
-    let (headings, rules): (Vec<&str>, Vec<&str>) = table.columns.into_iter().unzip();
+    let Some(table) = record.table() else { return };
+    let rule = |column: &TableColumn| match column.align {
+        Align::Left => "---",
+        Align::Right => "---:",
+    };
+    let rules: Vec<&str> = table.columns.iter().map(rule).collect();
+    let headings: Vec<String> = table.columns.iter().map(|column| cell(&column.heading)).collect();
     *page += &format!(
         "\n## {} {}\n\n| {} |\n|{}|\n",
-        table.title,
+        flat(&table.title),
         flat(&record.name),
         headings.join(" | "),
         rules.join("|")

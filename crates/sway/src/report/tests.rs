@@ -29,6 +29,8 @@ pub(super) fn record(name: &str, kind: &str, verdict: ProbeVerdict, score: Optio
         p_value: None,
         p_adjusted: None,
         about: None,
+        chart: None,
+        table: None,
     }
 }
 

@@ -4,10 +4,18 @@ use serde_json::{Map, Value};
 use thiserror::Error;
 use weightloom_errors::Hint;
 
+use super::ProbeResult;
+use super::observer::Observer;
 use crate::category::Category;
 use crate::chat::ChatMode;
-use crate::probe::{self, FieldErrors, Finding, Probe, UnknownKind};
-use crate::record::Record;
+use crate::paired::PairedSettings;
+use crate::probe::panics::caught;
+use crate::probe::{
+    self, FieldErrors, Finding, Kind, Panicked, Probe, ProbeContext, ProbeError, Probes, Stop, UnknownKind,
+};
+use crate::prompt::Prompt;
+use crate::record::{ProbeVerdict, Record};
+use crate::statistics::Statistics;
 
 /// An entry of a suite with its probe.
 #[derive(Debug)]
@@ -27,12 +35,19 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// An enabled entry of weight 1, with the fields of its probe.
+    /// An enabled entry of weight 1 of a built-in kind, with the fields of its
+    /// probe.
     pub fn new(name: &str, kind: &str, fields: &Map<String, Value>) -> Result<Self, EntryError> {
-        let probe = probe::find(kind)?.build(fields)?;
+        Self::of_kind(name, Probes::standard().find(kind)?, fields)
+    }
+
+    /// An enabled entry of weight 1 of a registered kind, with the fields of its
+    /// probe.
+    pub fn of_kind(name: &str, kind: &Kind, fields: &Map<String, Value>) -> Result<Self, EntryError> {
+        let probe = kind.build(fields)?;
         Ok(Self {
             name: name.to_owned(),
-            kind: kind.to_owned(),
+            kind: kind.name().to_owned(),
             enabled: true,
             weight: 1.0,
             chat: None,
@@ -40,7 +55,7 @@ impl Entry {
         })
     }
 
-    /// Parses an entry; `name`, `kind`, `enabled`, `weight` and `chat` are
+    /// Parses an entry of a built-in kind; `name`, `kind`, `enabled`, `weight` and `chat` are
     /// beside the fields of the probe.
     pub fn from_json(entry: &Map<String, Value>) -> Result<Self, EntryError> {
         let mut fields = entry.clone();
@@ -64,11 +79,65 @@ impl Entry {
         self.probe.about().category
     }
 
+    /// Measures and judges or drafts, as the statistics say. A probe that panics or
+    /// contradicts itself fails, and the others run on.
+    pub(super) fn run(
+        &self,
+        context: &ProbeContext<'_>,
+        paired: &PairedSettings,
+    ) -> Result<ProbeResult, Stop> {
+        let kind = || self.kind.clone();
+        let failed = |panic| Stop::Failed(ProbeError::Panicked { kind: kind(), panic });
+        let inconsistent = |problem| Stop::Failed(ProbeError::Inconsistent { kind: kind(), problem });
+        match context.statistics {
+            Statistics::Reference => {
+                let found = caught(|| self.probe.judge(context)).map_err(failed)??;
+                match found.inconsistency() {
+                    Some(problem) => Err(inconsistent(problem)),
+                    None => Ok(ProbeResult::Judged(found.without_non_finite())),
+                }
+            }
+            Statistics::Paired => {
+                let draft = caught(|| self.probe.draft(context, paired)).map_err(failed)??;
+                match draft.finding.inconsistency().or_else(|| draft.inconsistency(paired)) {
+                    Some(problem) => Err(inconsistent(problem)),
+                    None => Ok(ProbeResult::Drafted(draft)),
+                }
+            }
+        }
+    }
+
     /// The record of a finding. That of a probe that is not built in keeps what
-    /// the probe is about.
-    pub(super) fn record(&self, finding: Finding, seconds: f64) -> Record {
-        let own = probe::about(&self.kind).is_none().then(|| self.probe.about().into());
-        Record { about: own, ..finding.into_record(&self.name, &self.kind, seconds) }
+    /// the probe is about and what it shows, for programs without the probe.
+    pub(super) fn record(
+        &self,
+        finding: Finding,
+        seconds: f64,
+        statistics: Statistics,
+        observer: &mut dyn Observer,
+    ) -> Record {
+        let mut record = finding.into_record(&self.name, &self.kind, seconds);
+        if probe::about(&self.kind).is_some() {
+            return record;
+        }
+        record.about = Some(self.probe.about().into());
+        if matches!(record.verdict, ProbeVerdict::Error | ProbeVerdict::Skip) {
+            return record;
+        }
+        let mut note = |what: &str, panic: Panicked| {
+            observer.note(&format!("`{}` has no {what} of its kind `{}`: {panic}", self.name, self.kind));
+        };
+        let chart = caught(|| self.probe.chart(&record.evidence, statistics));
+        let table = caught(|| self.probe.table(&record.evidence));
+        record.chart = chart.map_err(|panic| note("chart", panic)).ok().flatten();
+        record.table = table.map_err(|panic| note("table", panic)).ok().flatten();
+        record
+    }
+
+    /// Prompts over which the change is attributed to layers; none if the probe
+    /// panics.
+    pub(crate) fn attribution_prompts(&self) -> &[Prompt] {
+        caught(|| self.probe.attribution_prompts()).unwrap_or_default()
     }
 
     /// Whether it measures the null distributions of later entries.

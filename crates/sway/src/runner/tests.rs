@@ -61,6 +61,7 @@ impl Suite {
             sections: &self.sections,
             document: self.document,
             packs: &self.packs,
+            probes: &Probes::standard(),
             only: &self.only,
             statistics: self.statistics,
             paired: PairedSettings::default(),

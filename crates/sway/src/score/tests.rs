@@ -25,6 +25,8 @@ fn record(name: &str, kind: &str, verdict: ProbeVerdict, score: Option<f64>, wei
         p_value: None,
         p_adjusted: None,
         about: None,
+        chart: None,
+        table: None,
     }
 }
 

@@ -1,17 +1,22 @@
 //! One entry of a suite file.
 
 use serde_json::{Map, Value};
-use weightloom_document::{Coercion, Mark, Node, Origin, Section, Sources, Validator};
+use weightloom_document::{Coercion, Mark, Node, Origin, Sources, Validator};
 
 use super::Suite;
 use super::error::{SuiteError, SuiteErrors, SuiteProblem, SuiteRule};
 use crate::chat::ChatMode;
-use crate::probe::{self, FieldProblem, Kind};
+use crate::extensions::section_of;
+use crate::probe::{FieldProblem, Kind, Probes};
 use crate::runner;
 
 /// Adds the errors of entries, so that a user sees every error at once.
-pub(super) fn with_entries(mut errors: Vec<SuiteError>, entries: &[SuiteEntry]) -> SuiteErrors {
-    errors.extend(entries.iter().filter_map(|entry| entry.probe().err()).flatten());
+pub(super) fn with_entries(
+    mut errors: Vec<SuiteError>,
+    entries: &[SuiteEntry],
+    kinds: &Probes,
+) -> SuiteErrors {
+    errors.extend(entries.iter().filter_map(|entry| entry.probe(kinds).err()).flatten());
     SuiteErrors::sorted(errors)
 }
 
@@ -43,8 +48,8 @@ pub struct SuiteEntry {
 
 impl SuiteEntry {
     /// Builds the probe, or returns every error in its fields.
-    pub fn probe(&self) -> Result<runner::Entry, Vec<SuiteError>> {
-        let kind = probe::find(&self.kind).map_err(|error| {
+    pub fn probe(&self, kinds: &Probes) -> Result<runner::Entry, Vec<SuiteError>> {
+        let kind = kinds.find(&self.kind).map_err(|error| {
             let origin = self.sources().origin(self.kind_mark);
             let problem = SuiteProblem::Rule(SuiteRule::Kind(error));
             vec![SuiteError { origin, path: format!("suite.{}.kind", self.index), problem }]
@@ -62,7 +67,7 @@ impl SuiteEntry {
 
     /// Checks the fields against the schema of the kind.
     fn check(&self, kind: &Kind) -> Result<Map<String, Value>, Vec<SuiteError>> {
-        let schema = Section::from_json_schema(&kind.schema())
+        let schema = section_of(&kind.schema())
             .map_err(|error| vec![self.error(None, SuiteProblem::Deserialize { message: error.0 })])?;
         let mut validator = Validator::new(self.sources(), &schema, Coercion::Lenient);
         let path = format!("suite.{}", self.index);
@@ -93,7 +98,7 @@ impl Suite {
     pub fn probes(&self) -> Result<Vec<runner::Entry>, SuiteErrors> {
         let (mut probes, mut errors) = (Vec::new(), Vec::new());
         for entry in self.entries() {
-            match entry.probe() {
+            match entry.probe(&self.kinds) {
                 Ok(probe) => probes.push(probe),
                 Err(found) => errors.extend(found),
             }

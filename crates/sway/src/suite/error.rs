@@ -46,6 +46,8 @@ pub enum SuiteRule {
     DuplicateName { name: String, line: u64 },
     #[error(transparent)]
     Kind(UnknownKind),
+    #[error("kind `{kind}`: {problem}")]
+    Option { kind: String, problem: String },
 }
 
 impl Hint for SuiteRule {
@@ -70,6 +72,7 @@ impl Hint for SuiteRule {
             Self::Dummy => "use hf, mlx, api or custom",
             Self::DuplicateName { .. } => "rename one of them",
             Self::Kind(error) => return error.hint(),
+            Self::Option { .. } => return None,
         };
         Some(hint.to_owned())
     }

@@ -75,6 +75,9 @@ pub struct ModelSpec {
     /// For `api` and `custom`: seconds before an answer times out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_s: Option<u64>,
+    /// Options of a registered kind of backend.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub options: Option<Map<String, Value>>,
 }
 
 fn auto() -> String {
@@ -82,8 +85,9 @@ fn auto() -> String {
 }
 
 /// The kind of backend of a model.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(transform = one_of)]
 pub enum ModelKind {
     /// This program loads a Hugging Face folder or a GGUF file.
     #[default]
@@ -96,11 +100,24 @@ pub enum ModelKind {
     Dummy,
     /// A program or Python class of the user.
     Custom,
+    /// A kind that the program has registered with
+    /// [`Backends`](crate::backend::Backends).
+    #[serde(untagged)]
+    #[schemars(skip)]
+    Registered(String),
+}
+
+/// Without the registered names, which the schema does not know, the others are
+/// exclusive.
+fn one_of(schema: &mut schemars::Schema) {
+    if let Some(choices) = schema.remove("anyOf") {
+        schema.insert("oneOf".to_owned(), choices);
+    }
 }
 
 impl ModelKind {
     /// Whether this program loads the model itself.
-    pub fn is_local(self) -> bool {
+    pub fn is_local(&self) -> bool {
         matches!(self, Self::Hf | Self::Mlx)
     }
 }
@@ -113,6 +130,7 @@ impl fmt::Display for ModelKind {
             Self::Api => "api",
             Self::Dummy => "dummy",
             Self::Custom => "custom",
+            Self::Registered(name) => name,
         })
     }
 }

@@ -21,7 +21,12 @@ pub enum Plan {
         /// The fine-tuned model.
         tuned: PlannedModel,
     },
-    /// A backend of the user that answers for both models.
+    /// A registered backend that answers for both models.
+    Registered {
+        /// The backend.
+        model: RegisteredModel,
+    },
+    /// A program of the user that answers for both models.
     Custom {
         /// The backend.
         model: CustomModel,
@@ -35,8 +40,33 @@ pub enum PlannedModel {
     Local(LocalModel),
     /// Served by an API.
     Server(ServedModel),
-    /// Served by a backend of the user.
+    /// Served by a program of the user.
     Custom(CustomModel),
+    /// Served by a registered backend.
+    Registered(RegisteredModel),
+}
+
+impl PlannedModel {
+    /// The kind of its backend.
+    pub fn kind(&self) -> ModelKind {
+        match self {
+            Self::Local(model) => model.kind.clone(),
+            Self::Server(_) => ModelKind::Api,
+            Self::Custom(_) => ModelKind::Custom,
+            Self::Registered(model) => ModelKind::Registered(model.kind.clone()),
+        }
+    }
+}
+
+/// A model of a kind that the program has registered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegisteredModel {
+    /// The kind, as the file says.
+    pub kind: String,
+    /// Folder of the suite.
+    pub folder: PathBuf,
+    /// The description of the model in the suite.
+    pub spec: Box<ModelSpec>,
 }
 
 /// A model that this program loads.
@@ -125,11 +155,13 @@ pub(super) struct Decision {
 /// if that is equivalent.
 pub(super) fn decide(base: &ModelSpec, tuned: &ModelSpec, defaults: &Defaults, folder: &Path) -> Decision {
     let mut warnings = Vec::new();
-    let plan = match tuned.kind {
+    let plan = match &tuned.kind {
         ModelKind::Dummy => Err(vec![("models.ft.kind".to_owned(), SuiteRule::Dummy)]),
         ModelKind::Hf | ModelKind::Mlx => local(base, tuned, defaults, folder, &mut warnings),
-        ModelKind::Custom if defaults.differential => custom(base, tuned, folder, &mut warnings),
-        ModelKind::Custom => two(base, tuned, folder),
+        ModelKind::Custom | ModelKind::Registered(_) if defaults.differential => {
+            custom(base, tuned, folder, &mut warnings)
+        }
+        ModelKind::Custom | ModelKind::Registered(_) => two(base, tuned, folder),
         ModelKind::Api => servers(base, tuned, defaults, folder),
     };
     unused("models.base", base, &mut warnings);
@@ -190,6 +222,7 @@ fn custom(
     }
     planned("models.ft", tuned, folder).map(|model| match model {
         PlannedModel::Custom(model) => Plan::Custom { model },
+        PlannedModel::Registered(model) => Plan::Registered { model },
         other => Plan::Two { base: other.clone(), tuned: other },
     })
 }
@@ -224,15 +257,19 @@ fn planned(path: &str, spec: &ModelSpec, folder: &Path) -> Planned<PlannedModel>
     if spec.timeout_s == Some(0) {
         return fault("timeout_s", SuiteRule::Outside { found: "0".to_owned(), wanted: "1 or more" });
     }
-    match spec.kind {
+    match &spec.kind {
         ModelKind::Hf | ModelKind::Mlx => Ok(PlannedModel::Local(LocalModel {
-            kind: spec.kind,
+            kind: spec.kind.clone(),
             base: spec.base.clone(),
             adapter: spec.adapter.as_ref().map(PathBuf::from),
             dtype: spec.dtype,
             device: spec.device.clone(),
         })),
         ModelKind::Dummy => fault("kind", SuiteRule::Dummy),
+        ModelKind::Registered(kind) => {
+            let (kind, folder, spec) = (kind.clone(), folder.to_owned(), Box::new(spec.clone()));
+            Ok(PlannedModel::Registered(RegisteredModel { kind, folder, spec }))
+        }
         ModelKind::Api => {
             let Some(endpoint) = &spec.endpoint else { return fault("endpoint", SuiteRule::NoEndpoint) };
             let rest = endpoint.strip_prefix("http://").or_else(|| endpoint.strip_prefix("https://"));
@@ -267,17 +304,17 @@ fn unused(path: &str, spec: &ModelSpec, warnings: &mut Vec<SuiteWarning>) {
     let mut warn = |key: &str, why: String| {
         warnings.push(SuiteWarning::NoEffect { key: format!("{path}.{key}"), why });
     };
-    let kind = spec.kind;
-    if spec.endpoint.is_some() && kind != ModelKind::Api {
+    let kind = &spec.kind;
+    if spec.endpoint.is_some() && *kind != ModelKind::Api {
         warn("endpoint", format!("kind `{kind}` uses no server"));
     }
-    if spec.entry_point.is_some() && kind != ModelKind::Custom {
+    if spec.entry_point.is_some() && *kind != ModelKind::Custom {
         warn("entry_point", format!("kind `{kind}` starts no program"));
     }
     if spec.timeout_s.is_some() && kind.is_local() {
         warn("timeout_s", format!("kind `{kind}` has no time-out"));
     }
-    if spec.adapter.is_some() && kind == ModelKind::Api {
+    if spec.adapter.is_some() && *kind == ModelKind::Api {
         warn("adapter", "the server applies adapters".to_owned());
     }
     if spec.trust_remote_code {

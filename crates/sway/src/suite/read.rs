@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use serde_json::Value;
+use weightloom_document::schema::{Choice, Kind, Nullable};
 use weightloom_document::variables::Lookup;
 use weightloom_document::{Coercion, Content, Mark, Node, Section, Sources, Validator, parse, read_text};
 use weightloom_errors::nearest;
@@ -11,19 +12,40 @@ use weightloom_errors::nearest;
 use super::entry::{SuiteEntry, with_entries};
 use super::error::{SuiteErrors, SuiteProblem, SuiteRule, SuiteWarning, line};
 use super::file::{File, HEAD, Head, ModelKind, ModelSpec};
-use super::{Suite, SuiteOverrides, plan};
+use super::{Suite, SuiteOverrides, SuiteReader, plan};
+use crate::backend::{Backends, RegisteredBackend};
 use crate::category::Category;
 use crate::chat::ChatMode;
+use crate::extensions::{Extensions, section_of};
+use crate::probe::FieldProblem;
 use crate::statistics::Statistics;
 
-/// The schema of the whole file.
-fn file_schema() -> &'static Section {
-    static SCHEMA: OnceLock<Section> = OnceLock::new();
+/// The schema of a file: the kinds of backends are those that are registered, and
+/// `options` are those of the kind that the file names.
+fn file_schema(root: &Node, backends: &Backends) -> Section {
     // A test reads the schema.
-    SCHEMA.get_or_init(|| {
-        let schema = schemars::schema_for!(File).to_value();
-        Section::from_json_schema(&schema).unwrap_or(Section { keys: Vec::new() })
-    })
+    let schema = schemars::schema_for!(File).to_value();
+    let mut schema = Section::from_json_schema(&schema).unwrap_or(Section { keys: Vec::new() });
+    let choice = |kind: &RegisteredBackend| Choice {
+        name: kind.name().to_owned(),
+        description: kind.summary().to_owned(),
+    };
+    let choices: Vec<Choice> = backends.kinds().iter().map(choice).collect();
+    for side in ["models.base", "models.ft"] {
+        if let Some(key) = schema.key_mut(&format!("{side}.kind")) {
+            key.kind = Kind::Choice(choices.clone());
+        }
+        let default = ModelKind::default().to_string();
+        let named = root.text_of(&format!("{side}.kind")).unwrap_or(&default);
+        let options = backends.find(named).ok().map(|kind| section_of(&kind.schema()));
+        if let (Some(Ok(options)), Some(key)) = (options, schema.key_mut(&format!("{side}.options"))) {
+            if options.keys.iter().any(|option| option.default.is_none()) {
+                (key.nullable, key.default) = (Nullable::No, None);
+            }
+            key.kind = Kind::Section(options);
+        }
+    }
+    schema
 }
 
 /// The schema of the keys of every entry.
@@ -39,7 +61,7 @@ impl Suite {
     /// Reads a suite file. `variable` looks up the home folder, for paths that
     /// start with `~`.
     pub fn read_file(file: &Path, variable: Lookup<'_>) -> Result<Self, SuiteErrors> {
-        Self::read_file_with(file, &SuiteOverrides::default(), variable)
+        SuiteReader::new(&Extensions::standard(), variable).read_file(file)
     }
 
     /// Reads a suite file with overrides.
@@ -48,14 +70,15 @@ impl Suite {
         overrides: &SuiteOverrides,
         variable: Lookup<'_>,
     ) -> Result<Self, SuiteErrors> {
-        let text = read_text(file).map_err(|error| SuiteErrors { errors: vec![error] })?;
-        Self::read_with(&text, file, overrides, variable)
+        let extensions = Extensions::standard();
+        let reader = SuiteReader { overrides: overrides.clone(), ..SuiteReader::new(&extensions, variable) };
+        reader.read_file(file)
     }
 
     /// Parses a suite. `file` names the text in errors; relative paths are
     /// relative to its folder.
     pub fn read(text: &str, file: &Path, variable: Lookup<'_>) -> Result<Self, SuiteErrors> {
-        Self::read_with(text, file, &SuiteOverrides::default(), variable)
+        SuiteReader::new(&Extensions::standard(), variable).read(text, file)
     }
 
     /// Parses a suite with overrides.
@@ -65,11 +88,29 @@ impl Suite {
         overrides: &SuiteOverrides,
         variable: Lookup<'_>,
     ) -> Result<Self, SuiteErrors> {
+        let extensions = Extensions::standard();
+        let reader = SuiteReader { overrides: overrides.clone(), ..SuiteReader::new(&extensions, variable) };
+        reader.read(text, file)
+    }
+}
+
+impl SuiteReader<'_> {
+    /// Reads a suite file.
+    pub fn read_file(&self, file: &Path) -> Result<Suite, SuiteErrors> {
+        let text = read_text(file).map_err(|error| SuiteErrors { errors: vec![error] })?;
+        self.read(&text, file)
+    }
+
+    /// Parses a suite. `file` names the text in errors; relative paths are
+    /// relative to its folder.
+    pub fn read(&self, text: &str, file: &Path) -> Result<Suite, SuiteErrors> {
+        let Self { extensions, overrides, variable } = self;
         let name = file.display().to_string();
         let sources = Sources { file: &name, overrides: &[] };
         let root = parse(text, sources).map_err(|error| SuiteErrors { errors: vec![error] })?;
-        let mut check = Validator::new(sources, file_schema(), Coercion::Lenient);
-        let value = check.check_section(file_schema(), &root, root.mark, "");
+        let schema = file_schema(&root, &extensions.backends);
+        let mut check = Validator::new(sources, &schema, Coercion::Lenient);
+        let value = check.check_section(&schema, &root, root.mark, "");
         let entries = read_entries(&root, &name, &mut check);
         let folder = file.parent().unwrap_or(Path::new("")).to_owned();
         let resolver = PathResolver { folder, home: variable("HOME").map(PathBuf::from) };
@@ -79,13 +120,15 @@ impl Suite {
                 let message = "cannot be deserialized".to_owned();
                 check.report(Mark::Default, "", SuiteProblem::Deserialize { message });
             }
-            return Err(with_entries(check.errors, &entries));
+            return Err(with_entries(check.errors, &entries, &extensions.probes));
         };
         if let Some(statistics) = overrides.statistics {
             read.defaults.statistics = statistics;
         }
         let mut rules = RuleChecker { root: &root, unsure: check.suspect_paths.clone(), check };
         rules.check_all(&read);
+        rules.check_options(&read.models.base, "models.base", &extensions.backends);
+        rules.check_options(&read.models.ft, "models.ft", &extensions.backends);
         let mut warnings = rules.duplicate_names(&entries, read.defaults.statistics);
         if read.defaults.concurrent_probes != 1 {
             let why = "questions of all probes are asked together".to_owned();
@@ -109,7 +152,7 @@ impl Suite {
             }
         };
         match plan {
-            Some(plan) if rules.check.errors.is_empty() => Ok(Self {
+            Some(plan) if rules.check.errors.is_empty() => Ok(Suite {
                 file: name,
                 base: read.models.base,
                 tuned: read.models.ft,
@@ -118,8 +161,9 @@ impl Suite {
                 defaults: read.defaults,
                 warnings,
                 entries,
+                kinds: extensions.probes.clone(),
             }),
-            _ => Err(with_entries(rules.check.errors, &entries)),
+            _ => Err(with_entries(rules.check.errors, &entries, &extensions.probes)),
         }
     }
 }
@@ -251,6 +295,18 @@ impl RuleChecker<'_> {
         }
     }
 
+    /// Options that the kind of backend does not accept, beyond their types.
+    fn check_options(&mut self, model: &ModelSpec, path: &str, backends: &Backends) {
+        let Ok(kind) = backends.find(&model.kind.to_string()) else { return };
+        for FieldProblem { field, problem } in kind.problems(&model.options.clone().unwrap_or_default()) {
+            let path = match field.is_empty() {
+                true => format!("{path}.options"),
+                false => format!("{path}.options.{field}"),
+            };
+            self.report(&path, SuiteRule::Option { kind: kind.name().to_owned(), problem });
+        }
+    }
+
     /// Duplicate names: errors, or warnings under the reference statistics, since
     /// dlm-sway permits them.
     fn duplicate_names(&mut self, entries: &[SuiteEntry], statistics: Statistics) -> Vec<SuiteWarning> {
@@ -298,7 +354,7 @@ impl PathResolver {
             *adapter = self.absolute(adapter).display().to_string();
         }
         // Other kinds name a model on a server.
-        if model.kind.is_local() || model.kind == ModelKind::Custom {
+        if model.kind.is_local() || matches!(model.kind, ModelKind::Custom | ModelKind::Registered(_)) {
             let path = self.absolute(&model.base);
             if !model.base.trim().is_empty() && path.exists() {
                 model.base = path.display().to_string();

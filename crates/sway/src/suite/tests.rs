@@ -11,6 +11,7 @@ use weightloom_errors::Hint;
 use super::file::{File, HEAD, Head};
 use super::*;
 use crate::chat::ChatMode;
+use crate::probe::Probes;
 use crate::prompt::{ChatMessage, Prompt, Role};
 use crate::statistics::Statistics;
 
@@ -291,11 +292,11 @@ fn entries_are_checked_against_the_schema_of_their_kind() {
     assert_eq!((good.weight, good.enabled), (2.0, true));
     assert_eq!(good.fields["items"], json!([["p", "g"]]));
     assert!(good.origin.line() == Some(5), "{:?}", good.origin);
-    let built = good.probe().unwrap();
+    let built = good.probe(&Probes::standard()).unwrap();
     assert_eq!((built.name.as_str(), built.kind.as_str(), built.weight), ("a", "calibration_drift", 2.0));
     assert!(format!("{:?}", built.probe).contains("regression_nats: 0.25"), "{built:?}");
     let messages = |entry: &SuiteEntry| -> Vec<String> {
-        entry.probe().unwrap_err().iter().map(ToString::to_string).collect()
+        entry.probe(&Probes::standard()).unwrap_err().iter().map(ToString::to_string).collect()
     };
     assert_eq!(
         messages(bad),

@@ -328,14 +328,14 @@ fn an_adapter_for_another_model_is_an_error_at_the_first_question() {
 pub(crate) fn writer(adapter: Option<&Path>) -> TextGenerator {
     let model = hub().open(fixtures().join("model").to_str().unwrap(), &()).unwrap();
     let options = ModelLoadOptions { dtype: Some(DType::F32), ..ModelLoadOptions::default() };
-    let decoder = model.load(&options, &()).unwrap().decoder;
+    let decoder = model.load(&options, &()).unwrap().model;
     let adapter = adapter.map(|folder| {
         let source = Source::open(folder).unwrap();
-        (model.adapter(&decoder, &source, &()).unwrap(), 1.0)
+        (model.adapter(&*decoder, &source, &()).unwrap(), 1.0)
     });
     TextGenerator {
         adapter,
-        decoder,
+        model: decoder,
         tokenizer: model.tokenizer().unwrap(),
         templates: model.chat_templates().unwrap(),
         defaults: model.generation_defaults().unwrap(),

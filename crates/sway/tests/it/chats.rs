@@ -168,10 +168,10 @@ fn chats_and_plain_text_do_not_share_cached_answers() {
 fn chats_are_continued_like_the_text_generator_continues_them() {
     let workspace = Workspace::new(Some(TEMPLATE));
     let model = workspace.model();
-    let decoder = model.load(&ModelLoadOptions::default(), &()).unwrap().decoder;
-    let adapter = model.adapter(&decoder, &Source::open(workspace.path("adapter")).unwrap(), &()).unwrap();
+    let decoder = model.load(&ModelLoadOptions::default(), &()).unwrap().model;
+    let adapter = model.adapter(&*decoder, &Source::open(workspace.path("adapter")).unwrap(), &()).unwrap();
     let generator = TextGenerator {
-        decoder,
+        model: decoder,
         adapter: Some((adapter, 1.0)),
         tokenizer: model.tokenizer().unwrap(),
         templates: model.chat_templates().unwrap(),

@@ -10,6 +10,7 @@ use weightloom_sway::backend::local::{LocalBackend, LocalOptions, Tuned};
 use weightloom_sway::cache::Cache;
 use weightloom_sway::packs::Packs;
 use weightloom_sway::paired::PairedSettings;
+use weightloom_sway::probe::Probes;
 use weightloom_sway::runner::{Entry, RunOutcome, SuiteRun, run};
 use weightloom_sway::sections::{Section, SectionKind, SectionPreference, SectionQuestion};
 use weightloom_sway::{Record, Statistics};
@@ -68,6 +69,7 @@ fn judged(suite: &Value, packs: &Packs, cache: Option<&mut Cache>) -> RunOutcome
         sections: &sections(),
         document: Some("A doc."),
         packs,
+        probes: &Probes::standard(),
         only: &[],
         statistics: Statistics::Reference,
         paired: PairedSettings::default(),

@@ -5,6 +5,8 @@
 //! - Chats: [`chats`] renders prompts with the template of a model.
 //! - Generation: [`sampling`].
 //! - Backends: [`backends`] builds each kind that a suite can name.
+//! - Users' code: [`own_probes`] and [`own_backends`] are what a user writes to add
+//!   a probe or a backend.
 //!
 //! Support: [`tiny_model`] opens the model of the fixtures and asks backends.
 
@@ -16,5 +18,7 @@ mod dlm_sway_numbers;
 mod dlm_sway_report;
 mod hostile_files;
 mod local_backend;
+mod own_backends;
+mod own_probes;
 mod sampling;
 mod tiny_model;

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use weightloom_sway::backend::local::{LocalBackend, LocalOptions, Tuned};
 use weightloom_sway::packs::Packs;
 use weightloom_sway::paired::PairedSettings;
+use weightloom_sway::probe::Probes;
 use weightloom_sway::runner::{Entry, SuiteRun, run};
 use weightloom_sway::{Answer, Query, Question, Real, Record, Statistics, View};
 
@@ -89,6 +90,7 @@ fn records(entries: &[Value], options: LocalOptions, seed: u64) -> Vec<Record> {
         sections: &sections,
         document: Some("Water is wet. Fire is hot."),
         packs: Packs::builtin(),
+        probes: &Probes::standard(),
         chat: Default::default(),
         only: &[],
         statistics: Statistics::Paired,

@@ -102,6 +102,16 @@ impl Function for BinaryFunction {
         let of_b = context.needs(1).then(|| sum_to_shape(of_b()?, b.shape())).transpose()?;
         Ok(vec![of_a, of_b])
     }
+
+    /// A product is linear in one factor as long as the other is a constant.
+    fn is_linear(&self, context: &Context) -> bool {
+        match self.0 {
+            Binary::Add | Binary::Sub => true,
+            Binary::Mul => !(context.needs(0) && context.needs(1)),
+            Binary::Div => !context.needs(1),
+            Binary::Pow | Binary::Gate(_) => false,
+        }
+    }
 }
 
 struct Cast {
@@ -124,6 +134,10 @@ impl Function for Cast {
             return Err(TensorError::NotDifferentiable { function: "cast" });
         }
         Ok(vec![gradients[0].as_ref().map(|gradient| gradient.cast(self.from)).transpose()?])
+    }
+
+    fn is_linear(&self, _: &Context) -> bool {
+        true
     }
 }
 

@@ -95,6 +95,10 @@ impl Function for Reduce {
     fn backward(&self, context: Context, gradients: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>> {
         Ok(vec![gradients[0].as_ref().map(|g| self.gradient(g, context.saved())).transpose()?])
     }
+
+    fn is_linear(&self, _: &Context) -> bool {
+        self.op == Reduction::Sum
+    }
 }
 
 impl Tensor {

@@ -6,7 +6,7 @@ use super::check_float;
 use crate::backend::on;
 use crate::error::{Result, TensorError};
 use crate::kernels::sort::{Direction, Order};
-use crate::tape::{Context, Function, apply, apply_one};
+use crate::tape::{Context, Function, apply_one, record};
 use crate::tensor::Tensor;
 
 /// Along the last dim.
@@ -90,7 +90,7 @@ impl Tensor {
     fn first_sorted(&self, dim: usize, order: Order, count: usize) -> Result<(Self, Self)> {
         let last = self.shape().ndim() - 1;
         let rows = if dim == last { self.clone() } else { self.transpose(dim, last)? };
-        let mut outputs = apply(Sorted { order, count }, &[rows])?;
+        let mut outputs = record(Sorted { order, count }, &[rows])?;
         let (Some(places), Some(sorted)) = (outputs.pop(), outputs.pop()) else {
             return Err(TensorError::GradientCount { function: "sort", inputs: 2, found: outputs.len() });
         };

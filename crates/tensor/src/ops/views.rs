@@ -61,6 +61,10 @@ impl Function for ViewFunction {
         };
         Ok(vec![Some(of_x)])
     }
+
+    fn is_linear(&self, _: &Context) -> bool {
+        true
+    }
 }
 
 impl Tensor {

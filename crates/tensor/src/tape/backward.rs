@@ -1,12 +1,13 @@
 //! The backward pass.
 
 use std::collections::BinaryHeap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use weightloom_layout::{DType, Shape};
 
-use super::{GradDisabled, Node, Origin, Parameter};
+use super::double_backward::record_gradients;
+use super::{GradDisabled, Node, Origin, Parameter, with_grad};
 use crate::error::{Result, TensorError};
 use crate::tensor::Tensor;
 
@@ -67,20 +68,58 @@ impl Ord for ReadyNode {
     }
 }
 
+/// What a backward pass leaves of the tape.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tape {
+    /// Saved tensors are freed as soon as they are used; differentiating the same
+    /// functions again is an error.
+    #[default]
+    Free,
+    /// The tape stays for another pass, as with PyTorch's `retain_graph`.
+    Retain,
+    /// The tape stays, and the gradients are on it too, as with PyTorch's
+    /// `create_graph`. Differentiating them runs [`Function::double_backward`], which
+    /// is an error for functions without that rule.
+    ///
+    /// [`Function::double_backward`]: super::Function::double_backward
+    Record,
+}
+
 /// Computes the gradients of outputs with respect to every parameter they depend
 /// on. The gradient of an output defaults to ones.
 ///
 /// The pass consumes the tape: differentiating the same functions again is an
-/// error. Outputs without other references are freed before it starts.
+/// error; see [`backward_with`]. Outputs without other references are freed before
+/// it starts.
 pub fn backward(outputs: impl IntoIterator<Item = (Tensor, Option<Tensor>)>) -> Result<Gradients> {
+    backward_with(outputs, Tape::Free)
+}
+
+/// As [`backward`], and says what stays of the tape.
+///
+/// ```
+/// use weightloom_tensor::{Tape, Tensor, TensorError, backward, backward_with};
+///
+/// let x = Tensor::from_slice(&[1.0, 2.0], &[2])?.requires_grad();
+/// let y = x.mul(&x)?;
+/// let first = backward_with([(y.clone(), None)], Tape::Retain)?;
+/// let second = backward([(y, None)])?;
+/// assert_eq!(first.of(&x).unwrap().to_vec::<f64>()?, second.of(&x).unwrap().to_vec::<f64>()?);
+/// # Ok::<(), TensorError>(())
+/// ```
+pub fn backward_with(
+    outputs: impl IntoIterator<Item = (Tensor, Option<Tensor>)>,
+    tape: Tape,
+) -> Result<Gradients> {
     let _disabled = GradDisabled::new();
-    let mut pass = BackwardPass::default();
+    let mut pass = BackwardPass { tape, ..BackwardPass::default() };
     let mut origins = Vec::new();
     for (output, gradient) in outputs {
         if !output.tracks_gradient() {
             return Err(TensorError::NoGradient { shape: output.shape().clone() });
         }
         let gradient = match gradient {
+            Some(gradient) if tape == Tape::Record => gradient,
             Some(gradient) => gradient.detach(),
             // One element, expanded.
             None => Tensor::full(1.0, output.dtype(), &[], output.device())?.expand(output.shape())?,
@@ -140,6 +179,7 @@ impl PendingUses {
 
 #[derive(Default)]
 struct BackwardPass {
+    tape: Tape,
     due: BinaryHeap<ReadyNode>,
     /// Gradients of the outputs of nodes in the queue.
     arrived: FxHashMap<u64, Vec<Option<Tensor>>>,
@@ -149,6 +189,14 @@ struct BackwardPass {
 
 impl BackwardPass {
     fn give(&mut self, origin: &Origin, gradient: Tensor) -> Result<()> {
+        match self.tape {
+            Tape::Free | Tape::Retain => self.add(origin, gradient),
+            // Sums of gradients are on the tape as well.
+            Tape::Record => with_grad(|| self.add(origin, gradient)),
+        }
+    }
+
+    fn add(&mut self, origin: &Origin, gradient: Tensor) -> Result<()> {
         match origin {
             Origin::Constant | Origin::Recomputed(_) => Ok(()),
             Origin::Parameter(parameter) => self.gradients.add(parameter.number, gradient),
@@ -166,13 +214,17 @@ impl BackwardPass {
         }
     }
 
-    fn run(&mut self, node: &Node) -> Result<()> {
+    fn run(&mut self, node: &Arc<Node>) -> Result<()> {
         let function = node.function.name();
-        let context = node.context.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let mut context = context.ok_or(TensorError::Consumed { function })?;
-        context.restore()?;
+        let context = node.take_context(self.tape)?;
         let arrived = self.arrived.remove(&node.number).unwrap_or_default();
-        let gradients = node.function.backward(context, arrived)?;
+        let gradients = match self.tape {
+            Tape::Free | Tape::Retain => node.function.backward(context, arrived)?,
+            Tape::Record => {
+                let given = arrived.iter().map(|gradient| gradient.as_ref().map(Tensor::detach)).collect();
+                record_gradients(node, &arrived, node.function.backward(context, given)?)?
+            }
+        };
         if gradients.len() != node.inputs.len() {
             let (inputs, found) = (node.inputs.len(), gradients.len());
             return Err(TensorError::GradientCount { function, inputs, found });

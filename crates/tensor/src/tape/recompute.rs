@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use weightloom_layout::DType;
 
-use super::{Context, Function, Origin, RegionGuard, apply, backward};
+use super::{Context, Function, Origin, RegionGuard, backward, record};
 use crate::error::Result;
 use crate::tensor::Tensor;
 
@@ -58,7 +58,7 @@ pub fn recompute_over(
     let dtypes = parameters.iter().map(|parameter| parameter.dtype()).collect();
     let function = Region { region, given: inputs.len(), parameters: numbers.into(), dtypes };
     let all: Vec<Tensor> = inputs.iter().chain(parameters).cloned().collect();
-    apply(function, &all)
+    record(function, &all)
 }
 
 impl<F> Function for Region<F>

@@ -1,5 +1,6 @@
 //! Integration tests of local tensors.
 //!
+//! - `functions`: users' functions, second passes, gradients of gradients
 //! - `gradients`: every backward rule against finite differences
 //! - `in_place`: memory from elsewhere, and writing in place
 //! - `odd_shapes`: no shape or dtype makes an operation panic
@@ -10,6 +11,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
+mod functions;
 mod gradients;
 mod in_place;
 mod odd_shapes;

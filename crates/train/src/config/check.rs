@@ -7,12 +7,19 @@ use super::{
     Accelerator, Config, DataType, LoraConfig, OptimizerConfig, PipelineSchedule, Resume, ScheduleKind,
 };
 
+use crate::extensions::{Extensions, OptionProblem};
+
 impl Config {
     /// Checks all values, as far as that needs neither a model nor ranks.
     /// [`read`](super::read) does the same; call this for a config built in
     /// code.
     pub fn check(&self) -> Result<(), ConfigErrors> {
-        let errors: Vec<ConfigFault> = broken_rules(self)
+        self.check_with(&Extensions::standard())
+    }
+
+    /// Checks the values of a config that may name what is registered.
+    pub fn check_with(&self, extensions: &Extensions) -> Result<(), ConfigErrors> {
+        let errors: Vec<ConfigFault> = broken_rules(self, extensions)
             .into_iter()
             .map(|broken| ConfigFault {
                 origin: Origin::Code,
@@ -39,7 +46,7 @@ impl Broken {
 }
 
 /// All violated rules.
-pub(super) fn broken_rules(config: &Config) -> Vec<Broken> {
+pub(super) fn broken_rules(config: &Config, extensions: &Extensions) -> Vec<Broken> {
     let mut rules = Rules { broken: Vec::new() };
     rules.model(config);
     rules.data(config);
@@ -48,6 +55,8 @@ pub(super) fn broken_rules(config: &Config) -> Vec<Broken> {
     rules.optimizer(&config.train.optimizer);
     rules.schedule(config);
     rules.output(config);
+    rules.options("train.optimizer.options", &extensions.optimizers.problems(&config.train.optimizer));
+    rules.options("train.schedule.options", &extensions.schedules.problems(&config.train.schedule));
     rules.broken
 }
 
@@ -248,6 +257,13 @@ impl Rules {
                 let paths = [&name("decay_steps"), of, &name("warmup_steps")];
                 self.report(&paths, Rule::Exceeds { found, of, limit });
             }
+        }
+    }
+
+    fn options(&mut self, path: &str, problems: &[OptionProblem]) {
+        for OptionProblem { option, problem } in problems {
+            let path = if option.is_empty() { path.to_owned() } else { format!("{path}.{option}") };
+            self.report(&[&path], Rule::Option { problem: problem.clone() });
         }
     }
 

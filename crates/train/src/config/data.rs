@@ -85,8 +85,9 @@ pub enum DataType {
 }
 
 /// Format of each line of a JSONL file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(transform = crate::extensions::one_of)]
 pub enum DataFormat {
     /// Detect the format from the keys of each line.
     #[default]
@@ -97,6 +98,24 @@ pub enum DataFormat {
     PromptCompletion,
     /// `{"messages": [{"role": …, "content": …}, …]}`.
     Chat,
+    /// One that the program has registered with
+    /// [`DataFormats`](crate::data::DataFormats).
+    #[serde(untagged)]
+    #[schemars(skip)]
+    Registered(String),
+}
+
+impl DataFormat {
+    /// The name in the config.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Auto => "auto",
+            Self::Text => "text",
+            Self::PromptCompletion => "prompt_completion",
+            Self::Chat => "chat",
+            Self::Registered(name) => name,
+        }
+    }
 }
 
 /// How documents are laid out in rows; `data.packing` chooses.

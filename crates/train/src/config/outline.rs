@@ -1,35 +1,69 @@
 //! The keys of the config, derived from the types.
 
-use std::sync::OnceLock;
-
 use serde_json::Value;
-use weightloom_document::Section;
+use weightloom_document::schema::{Kind, Nullable};
+use weightloom_document::{Node, Section};
 
-use super::Config;
+use super::{Config, TrainConfig};
+use crate::extensions::Extensions;
 
 /// The JSON schema of the config.
 pub fn schema() -> Value {
     schemars::schema_for!(Config).to_value()
 }
 
-/// The keys of all sections.
-pub(super) fn outline() -> &'static Section {
-    static OUTLINE: OnceLock<Section> = OnceLock::new();
+/// The keys of all sections, with the names that are registered.
+pub(super) fn outline(extensions: &Extensions) -> Section {
     // A test checks that the schema is readable.
-    OUTLINE.get_or_init(|| Section::from_json_schema(&schema()).unwrap_or(Section { keys: Vec::new() }))
+    let mut outline = Section::from_json_schema(&schema()).unwrap_or(Section { keys: Vec::new() });
+    let mut set = |path: &str, kind: Kind| {
+        if let Some(key) = outline.key_mut(path) {
+            key.kind = kind;
+        }
+    };
+    set("train.optimizer.kind", Kind::Choice(extensions.optimizers.choices()));
+    set("train.schedule.kind", Kind::Choice(extensions.schedules.choices()));
+    let sinks = Kind::Choice(extensions.sinks.choices());
+    set("train.logging.report_to", Kind::List(Box::new(sinks), None));
+    set("data.format", Kind::Choice(extensions.formats.choices()));
+    outline
+}
+
+/// The same keys, with the options of the optimizer and the schedule that a
+/// document names.
+pub(super) fn with_options(mut outline: Section, root: &Node, extensions: &Extensions) -> Section {
+    let default = TrainConfig::default();
+    let named = |section: &str, default: &str| {
+        root.text_of(&format!("train.{section}.kind")).unwrap_or(default).to_owned()
+    };
+    let optimizer = named("optimizer", default.optimizer.kind.name());
+    let schedule = named("schedule", default.schedule.kind.name());
+    let options = [
+        ("train.optimizer.options", extensions.optimizers.options(&optimizer)),
+        ("train.schedule.options", extensions.schedules.options(&schedule)),
+    ];
+    for (path, options) in options {
+        if let (Some(options), Some(key)) = (options, outline.key_mut(path)) {
+            if options.keys.iter().any(|option| option.default.is_none()) {
+                (key.nullable, key.default) = (Nullable::No, None);
+            }
+            key.kind = Kind::Section(options.clone());
+        }
+    }
+    outline
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
-    use weightloom_document::schema::Kind;
-
     use super::*;
 
     #[test]
     fn every_key_of_the_schema_is_described() {
-        assert_eq!(Section::from_json_schema(&schema()).unwrap(), *outline());
+        // Built-in names are registered in the order of the types, with their docs.
+        let outline = outline(&Extensions::standard());
+        assert_eq!(Section::from_json_schema(&schema()).unwrap(), outline);
         fn explained(section: &Section) {
             for key in &section.keys {
                 assert!(key.description.ends_with('.'), "{}: {}", key.name, key.description);
@@ -46,8 +80,8 @@ mod tests {
                 }
             }
         }
-        explained(outline());
-        let paths = outline().paths();
+        explained(&outline);
+        let paths = outline.paths();
         for path in ["model.lora.rank", "data.paths", "train.optimizer.betas", "train.eval.samples.prompts"] {
             assert!(paths.iter().any(|known| known == path), "{path}");
         }

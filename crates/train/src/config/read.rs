@@ -13,8 +13,9 @@ use weightloom_document::{overrides, parse, read_text};
 
 use super::Config;
 use super::check::broken_rules;
-use super::outline::outline;
+use super::outline::{outline, with_options};
 use super::rule::{ConfigErrors, ConfigFault, Problem};
+use crate::extensions::Extensions;
 
 /// Reads a config from YAML.
 ///
@@ -27,8 +28,47 @@ pub fn read(
     overrides: &[String],
     variable: Lookup<'_>,
 ) -> Result<Config, ConfigErrors> {
+    ConfigReader { overrides, ..ConfigReader::new(&Extensions::standard(), variable) }.read(text, file)
+}
+
+/// Reads a config from a file.
+pub fn read_file(file: &Path, overrides: &[String], variable: Lookup<'_>) -> Result<Config, ConfigErrors> {
+    ConfigReader { overrides, ..ConfigReader::new(&Extensions::standard(), variable) }.read_file(file)
+}
+
+/// Reads configs that may name your own optimizers, schedules, sinks and formats.
+pub struct ConfigReader<'a> {
+    /// What a config may name.
+    pub extensions: &'a Extensions,
+    /// Arguments such as `train.seed=3`.
+    pub overrides: &'a [String],
+    /// Looks up the variables in values.
+    pub variable: Lookup<'a>,
+}
+
+impl<'a> ConfigReader<'a> {
+    /// A reader without overrides.
+    pub fn new(extensions: &'a Extensions, variable: Lookup<'a>) -> Self {
+        Self { extensions, overrides: &[], variable }
+    }
+
+    /// Reads a config from YAML. Errors name `file`.
+    pub fn read(&self, text: &str, file: &str) -> Result<Config, ConfigErrors> {
+        read_text_of(text, file, self)
+    }
+
+    /// Reads a config from a file.
+    pub fn read_file(&self, file: &Path) -> Result<Config, ConfigErrors> {
+        let text = read_text(file).map_err(|fault| ConfigErrors { errors: vec![fault] })?;
+        self.read(&text, &file.display().to_string())
+    }
+}
+
+fn read_text_of(text: &str, file: &str, reader: &ConfigReader<'_>) -> Result<Config, ConfigErrors> {
+    let ConfigReader { extensions, overrides, variable } = *reader;
     let sources = Sources { file, overrides };
-    let mut check = Validator::new(sources, outline(), Coercion::Strict);
+    let outline = outline(extensions);
+    let mut check = Validator::new(sources, &outline, Coercion::Strict);
     let mut root = match parse(text, sources) {
         Ok(root) => root,
         Err(fault) => return Err(with_broken_text(check, fault)),
@@ -42,7 +82,8 @@ pub fn read(
         check.report(*mark, path, problem.clone());
     }
     let before = check.errors.len();
-    let value = check.check_section(outline(), &root, root.mark, "");
+    let with_options = with_options(outline.clone(), &root, extensions);
+    let value = check.check_section(&with_options, &root, root.mark, "");
     // Report a value with an undefined variable only once.
     let mut found = check.errors.split_off(before);
     found.retain(|fault| unfilled.iter().all(|(_, path, _)| *path != fault.path));
@@ -58,19 +99,13 @@ pub fn read(
         }
     };
     let unsure = std::mem::take(&mut check.suspect_paths);
-    for broken in broken_rules(&config) {
+    for broken in broken_rules(&config, extensions) {
         if broken.paths.iter().all(|path| unsure.iter().all(|unsure| !overlap(path, unsure))) {
             let (mark, path) = (root.mark_of(broken.path()), broken.path().to_owned());
             check.report(mark, &path, Problem::Rule(broken.rule));
         }
     }
     if check.errors.is_empty() { Ok(config) } else { Err(ConfigErrors::sorted(check.errors)) }
-}
-
-/// Reads a config from a file.
-pub fn read_file(file: &Path, overrides: &[String], variable: Lookup<'_>) -> Result<Config, ConfigErrors> {
-    let text = read_text(file).map_err(|fault| ConfigErrors { errors: vec![fault] })?;
-    read(&text, &file.display().to_string(), overrides, variable)
 }
 
 /// The errors of a text that is not YAML: the syntax error, and overrides of

@@ -33,6 +33,9 @@ pub enum Rule {
     Exceeds { found: u64, of: &'static str, limit: u64 },
     #[error("has {found} values, but {because} requires {expected}")]
     Count { found: usize, expected: usize, because: String },
+    /// An option that an extension rejects.
+    #[error("{problem}")]
+    Option { problem: String },
 }
 
 /// The divisors of a number, as a list for hints.
@@ -63,6 +66,7 @@ impl Hint for Rule {
             Self::NotYet { supported, .. } => format!("set it to {supported}, or remove it"),
             Self::Needs { other, wanted, .. } => format!("set `{other}` to {wanted}, or remove this key"),
             Self::Exceeds { of, limit, .. } => format!("set it to {limit} or less, or raise `{of}`"),
+            Self::Option { .. } => return None,
             Self::Count { expected, .. } => format!("list {expected} values, or remove it"),
         })
     }

@@ -11,11 +11,11 @@ use weightloom_errors::FileError;
 use weightloom_hub::{DataFile, DataKind};
 
 use super::error::DataError;
+use super::format::SelectedFormat;
 use super::paths::{FoundFiles, Kind};
-use super::record::{Content, Origin, parse};
+use super::record::{Content, Origin};
 use super::scan::{Entry, scan};
 use super::state::FileFingerprint;
-use crate::config::DataFormat;
 
 /// The size of the data.
 #[allow(missing_docs)]
@@ -31,7 +31,7 @@ pub struct DataSize {
 pub(super) struct Documents {
     files: Vec<Scanned>,
     entries: Vec<Entry>,
-    format: DataFormat,
+    format: SelectedFormat,
     skipped_files: BTreeMap<String, usize>,
     prompt_style: PromptStyle,
 }
@@ -60,12 +60,12 @@ impl Documents {
     pub(super) fn new(
         paths: &[String],
         separator: Option<&str>,
-        format: DataFormat,
+        format: &SelectedFormat,
     ) -> Result<Self, DataError> {
         if let Some(separator) = separator.filter(|separator| separator.contains(['\n', '\r'])) {
             return Err(DataError::Separator { separator: separator.to_owned() });
         }
-        let FoundFiles { files: found, skipped_files } = FoundFiles::new(paths, format)?;
+        let FoundFiles { files: found, skipped_files } = FoundFiles::new(paths, &format.kind)?;
         let (mut files, mut entries) = (Vec::with_capacity(found.len()), Vec::new());
         for file in found {
             let whole = scan(&file, separator, &mut entries)?;
@@ -75,7 +75,7 @@ impl Documents {
         }
         entries.shrink_to_fit();
         let prompt_style = PromptStyle::Plain;
-        let mut documents = Self { files, entries, format, skipped_files, prompt_style };
+        let mut documents = Self { files, entries, format: format.clone(), skipped_files, prompt_style };
         let mut first = 0;
         for file in &documents.files {
             if file.kind != Kind::Text && matches!(documents.read(first)?.1, Content::Chat { .. }) {
@@ -163,7 +163,7 @@ impl Documents {
         let (origin, text) = (self.origin(number), self.text(number)?);
         let content = match self.file_of(number).kind {
             Kind::Text => Content::Text(text),
-            Kind::Jsonl | Kind::JsonArray => parse(&text, self.format, &origin)?,
+            Kind::Jsonl | Kind::JsonArray => self.format.format.read(&text, &origin)?,
         };
         Ok((origin, content))
     }

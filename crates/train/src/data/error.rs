@@ -5,6 +5,7 @@ use weightloom_hub::text::{ChatError, TextError};
 
 use super::status::DropReason;
 use super::summary::DroppedDocuments;
+use crate::extensions::UnknownName;
 
 /// The keys that identify the format of a JSONL line.
 const KEYS: [&str; 4] = ["text", "prompt", "completion", "messages"];
@@ -36,6 +37,11 @@ pub enum DataError {
     TooLarge { file: String, line: usize, what: &'static str, limit: u64 },
     #[error("`data.separator` {separator:?} is longer than one line")]
     Separator { separator: String },
+    #[error("`data.format`: {0}")]
+    Format(#[from] UnknownName),
+    /// A record that a format of a user rejects.
+    #[error("{file}:{line}: cannot read the record as `{format}`: {reason}")]
+    Record { file: String, line: usize, format: String, reason: String },
     #[error("{file}:{line}:{column}: {message}")]
     Syntax { file: String, line: usize, column: usize, message: String },
     #[error("{file}:{line}: cannot detect the format from the keys {}", listed(.keys))]
@@ -175,6 +181,7 @@ impl Hint for DataError {
             Self::OtherFiles { .. } => {
                 "restore the files, start a new run, or start the data again with --force-resume"
             }
+            Self::Format(error) => return error.hint(),
             _ => return None,
         };
         Some(hint.to_owned())

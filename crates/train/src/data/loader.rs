@@ -13,6 +13,7 @@ use super::digest::Digest;
 use super::documents::{DataSize, Documents, PromptStyle};
 use super::dummy::Dummy;
 use super::error::DataError;
+use super::format::DataFormats;
 use super::formatting;
 use super::order::{Order, Shuffle};
 use super::prefetch::Prefetched;
@@ -38,6 +39,8 @@ pub struct DataSettings {
     pub vocabulary: usize,
     /// Number of epochs.
     pub epochs: Epochs,
+    /// The formats that the config may name.
+    pub formats: DataFormats,
 }
 
 /// Produces the same rows in the same order on every rank.
@@ -351,13 +354,14 @@ fn check_ranges(rows: usize, own: &[Range<usize>]) -> Result<(), DataError> {
 }
 
 fn stream(settings: &DataSettings) -> Result<RowStream, DataError> {
-    let DataSettings { config, tokenizer, templates, seed, vocabulary, epochs } = settings;
+    let DataSettings { config, tokenizer, templates, seed, vocabulary, epochs, formats } = settings;
     let tokenizer = tokenizer.clone().ok_or(DataError::NoTokenizer)?;
     let templates = match &config.chat_template {
         Some(file) => Templates::File(Box::new(read_template(file, &tokenizer)?)),
         None => Templates::Model(templates.clone()),
     };
-    let documents = Documents::new(&config.paths, config.separator.as_deref(), config.format)?;
+    let format = formats.select(&config.format)?;
+    let documents = Documents::new(&config.paths, config.separator.as_deref(), &format)?;
     let shuffle = match config.shuffle {
         true => Shuffle::EachEpoch { seed: config.seed.unwrap_or(*seed) },
         false => Shuffle::Never,

@@ -47,7 +47,7 @@ pub(super) struct FoundFiles {
 }
 
 impl FoundFiles {
-    pub(super) fn new(paths: &[String], format: DataFormat) -> Result<Self, DataError> {
+    pub(super) fn new(paths: &[String], format: &DataFormat) -> Result<Self, DataError> {
         if paths.is_empty() {
             return Err(DataError::NoPaths);
         }
@@ -69,6 +69,12 @@ impl FoundFiles {
                 return Err(DataError::NoFiles { path: path.clone() });
             }
             files.sort_by(|one, other| one.name.cmp(&other.name));
+            if let DataFormat::Registered(_) = format {
+                // Only the format knows what a line of a text file means.
+                for file in files.iter_mut().filter(|file| file.kind == Kind::Text) {
+                    file.kind = Kind::Jsonl;
+                }
+            }
             for file in files {
                 if seen.insert(absolute(&file.path)) {
                     found.files.push(file);
@@ -91,7 +97,7 @@ fn absolute(path: &Path) -> PathBuf {
 fn add_path(
     path: &Path,
     metadata: &fs::Metadata,
-    format: DataFormat,
+    format: &DataFormat,
     files: &mut Vec<FoundFile>,
 ) -> Result<Vec<PathBuf>, DataError> {
     let mut skipped = Vec::new();
@@ -143,7 +149,7 @@ fn special_kind(file: fs::FileType) -> Option<&'static str> {
 /// files.
 fn add_pattern(
     pattern: &str,
-    format: DataFormat,
+    format: &DataFormat,
     files: &mut Vec<FoundFile>,
 ) -> Result<Vec<PathBuf>, DataError> {
     let (base, rest) = split_pattern(pattern);
@@ -267,7 +273,7 @@ fn extension_kind(path: &Path) -> Option<Kind> {
 
 /// The type of a named file. A configured format decides what files of other
 /// types contain.
-fn file_kind(path: &Path, format: DataFormat) -> Result<Kind, DataError> {
+fn file_kind(path: &Path, format: &DataFormat) -> Result<Kind, DataError> {
     if let Some(kind) = extension_kind(path) {
         return Ok(kind);
     }
@@ -276,7 +282,7 @@ fn file_kind(path: &Path, format: DataFormat) -> Result<Kind, DataError> {
     }
     match format {
         DataFormat::Text => Ok(Kind::Text),
-        DataFormat::PromptCompletion | DataFormat::Chat => Ok(Kind::Jsonl),
+        DataFormat::PromptCompletion | DataFormat::Chat | DataFormat::Registered(_) => Ok(Kind::Jsonl),
         DataFormat::Auto => {
             Err(DataError::FileType { file: path.display().to_string(), extension: extension(path) })
         }

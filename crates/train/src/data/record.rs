@@ -10,17 +10,14 @@ use crate::config::DataFormat;
 
 /// The content of a document.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Content {
+#[allow(missing_docs)]
+pub enum Content {
     /// Plain text.
     Text(String),
-    Prompt {
-        prompt: String,
-        completion: String,
-    },
-    Chat {
-        messages: Vec<Message>,
-        tools: Option<Vec<OrderedJson>>,
-    },
+    /// A prompt with the completion to learn.
+    Prompt { prompt: String, completion: String },
+    /// A conversation, with the tools that it may call.
+    Chat { messages: Vec<Message>, tools: Option<Vec<OrderedJson>> },
 }
 
 impl Content {
@@ -48,7 +45,7 @@ impl fmt::Display for Origin {
 
 /// Parses an object of a JSONL file or a JSON array. Ignores unknown keys, which
 /// are often metadata.
-pub(super) fn parse(line: &str, format: DataFormat, origin: &Origin) -> Result<Content, DataError> {
+pub(super) fn parse(line: &str, format: &DataFormat, origin: &Origin) -> Result<Content, DataError> {
     let Origin { file, line: number } = origin;
     let line = line.trim_end_matches(['\n', '\r']);
     let data: OrderedJson = serde_json::from_str(line).map_err(|error| {
@@ -70,7 +67,9 @@ pub(super) fn parse(line: &str, format: DataFormat, origin: &Origin) -> Result<C
     };
     let mut record = Record { fields, origin };
     match record.format(format)? {
-        DataFormat::Text | DataFormat::Auto => Ok(Content::Text(record.text("text")?)),
+        DataFormat::Text | DataFormat::Auto | DataFormat::Registered(_) => {
+            Ok(Content::Text(record.text("text")?))
+        }
         DataFormat::PromptCompletion => {
             Ok(Content::Prompt { prompt: record.text("prompt")?, completion: record.text("completion")? })
         }
@@ -85,9 +84,9 @@ struct Record<'a> {
 
 impl Record<'_> {
     /// The format, detected from the keys if it is `auto`.
-    fn format(&self, format: DataFormat) -> Result<DataFormat, DataError> {
-        if format != DataFormat::Auto {
-            return Ok(format);
+    fn format(&self, format: &DataFormat) -> Result<DataFormat, DataError> {
+        if *format != DataFormat::Auto {
+            return Ok(format.clone());
         }
         let keys = [
             ("text", DataFormat::Text),
@@ -98,14 +97,14 @@ impl Record<'_> {
         let has = |key: &str| self.fields.iter().any(|(name, _)| name == key);
         let present: Vec<(&str, DataFormat)> = keys.into_iter().filter(|(key, _)| has(key)).collect();
         let Origin { file, line } = self.origin.clone();
-        let Some(&(_, first)) = present.first() else {
+        let Some((_, first)) = present.first() else {
             return Err(DataError::UnknownFormat { file, line, keys: self.keys() });
         };
-        if present.iter().any(|&(_, format)| format != first) {
+        if present.iter().any(|(_, format)| format != first) {
             let keys = present.into_iter().map(|(key, _)| key.to_owned()).collect();
             return Err(DataError::Ambiguous { file, line, keys });
         }
-        Ok(first)
+        Ok(first.clone())
     }
 
     fn keys(&self) -> Vec<String> {

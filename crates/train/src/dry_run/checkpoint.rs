@@ -10,7 +10,6 @@ use weightloom_checkpoint::plan::{PlanContext, SavePlanner, StandardSavePlanner}
 use weightloom_checkpoint::{Bytes, FileLayout, LocalTensor, SaveOptions, Sharding, State, TensorSpec};
 use weightloom_dtensor::DTensor;
 use weightloom_layout::Shape;
-use weightloom_nn::EMBEDDING;
 
 use super::DryRunError;
 use super::context::{RunContext, STORAGE_DTYPE};
@@ -76,7 +75,7 @@ fn state(
     contents: &mut Contents,
 ) -> Result<State<'static>, DryRunError> {
     let stage = DryStage::new(context, number)?;
-    let is_duplicate = |name: &str| number > 0 && context.decoder.head.tied && name == EMBEDDING;
+    let is_duplicate = |name: &str| number > 0 && context.definition.tied_parameter() == Some(name);
     let tensor = |value: &DTensor| {
         let sharding = Sharding::Layout(value.layout());
         LocalTensor {
@@ -87,7 +86,7 @@ fn state(
     let mut state = State::new();
     let model: Vec<(String, &DTensor)> = match &stage.adapter {
         Some(adapter) => adapter.matrices(),
-        None => stage.decoder.parameters().iter().map(|(name, value)| (name.clone(), value)).collect(),
+        None => stage.model.parameters().iter().map(|(name, value)| (name.clone(), value)).collect(),
     };
     // Weights that two stages share are saved by the first.
     for (name, value) in model.into_iter().filter(|(name, _)| !is_duplicate(name)) {

@@ -1,12 +1,12 @@
 //! Settings of a dry run that are the same for every rank.
 
 use weightloom_layout::{DType, Mesh, Shape};
-use weightloom_nn::{ActivationCheckpointing, DecoderConfig, Parallel, Plan, Stage, Usage, parameters};
+use weightloom_nn::{ActivationCheckpointing, ModelDefinition, Parallel, Plan, Stage, Usage};
 
 use super::report::{BatchReport, MeshReport};
 use super::{DryRunError, DryRunSettings};
 use crate::config::{Config, GradientCheckpointing, LoraConfig, PipelineSchedule};
-use crate::optimizer::{Optimizer, Patterns, from_config};
+use crate::optimizer::{Optimizer, Patterns};
 use crate::pipeline::Schedule;
 
 /// The dtype of stored parameters, gradients and optimizer states.
@@ -21,7 +21,7 @@ fn is_adapted(lora: &LoraConfig, name: &str, shape: &Shape) -> bool {
 /// Settings of a dry run that are the same for every rank.
 pub(super) struct RunContext<'a> {
     pub(super) config: &'a Config,
-    pub(super) decoder: &'a DecoderConfig,
+    pub(super) definition: &'a dyn ModelDefinition,
     pub(super) parallel: &'a Parallel,
     pub(super) stages: &'a [Stage],
     pub(super) world: usize,
@@ -40,8 +40,8 @@ pub(super) struct RunContext<'a> {
 
 impl<'a> RunContext<'a> {
     pub(super) fn new(settings: &DryRunSettings<'a>) -> Result<Self, DryRunError> {
-        let DryRunSettings { config, decoder, parallel, stages, sizes, world, .. } = *settings;
-        decoder.check().map_err(weightloom_nn::NnError::from)?;
+        let DryRunSettings { config, definition, parallel, stages, sizes, world, .. } = *settings;
+        definition.check()?;
         let (train, accelerator) = (&config.train, &config.train.accelerator);
         let mesh = sizes.mesh(world)?;
         let pp = sizes.pp;
@@ -68,13 +68,13 @@ impl<'a> RunContext<'a> {
         if stages.len() != schedule.stages {
             return Err(DryRunError::Stages { found: stages.len(), ranks: pp, chunks });
         }
-        let optimizer = from_config(&train.optimizer)?;
+        let optimizer = settings.extensions.optimizers.build(&train.optimizer)?;
         let frozen = Patterns::new("model.freeze_modules", &config.model.freeze_modules)?;
-        let specs = parameters(decoder, &Stage::whole(decoder.layers));
+        let specs = definition.all_parameters();
         frozen.check(specs.iter().map(|spec| spec.name.as_str()))?;
         Ok(Self {
             config,
-            decoder,
+            definition,
             parallel,
             stages,
             world,
@@ -92,7 +92,7 @@ impl<'a> RunContext<'a> {
 
     /// The number of trained parameters of the whole model.
     pub(super) fn trainable_parameters(&self) -> u64 {
-        let specs = parameters(self.decoder, &Stage::whole(self.decoder.layers));
+        let specs = self.definition.all_parameters();
         match &self.config.model.lora {
             None => {
                 let trained = specs.iter().filter(|spec| !self.frozen.matches(&spec.name));
@@ -115,7 +115,7 @@ impl<'a> RunContext<'a> {
     pub(super) fn plan(&self, number: usize) -> Result<Plan, DryRunError> {
         let rank = self.first_rank(self.schedule.rank_of(number));
         let mesh = self.mesh.sub_mesh(rank, &["rdp", "sdp", "tp"])?;
-        let specs = parameters(self.decoder, &self.stages[number]);
+        let specs = self.definition.parameters(&self.stages[number]);
         Ok(Plan::new(self.parallel, &specs, mesh)?.with_usage(self.usage()))
     }
 

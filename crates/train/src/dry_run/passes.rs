@@ -92,14 +92,14 @@ impl StagePasses<'_> {
     }
 
     fn tokens(&self, rows: usize) -> Result<DTensor, DryRunError> {
-        self.empty(DType::I64, self.stage.decoder.plan().batch_layout()?, rows, None)
+        self.empty(DType::I64, self.stage.model.plan().batch_layout()?, rows, None)
     }
 
     /// Activations from another stage.
     fn hidden(&self, rows: usize) -> Result<DTensor, DryRunError> {
-        let plan = self.stage.decoder.plan();
+        let plan = self.stage.model.plan();
         let layout = plan.hidden_layout(plan.batch_layout()?)?;
-        self.empty(self.context.compute_dtype(), layout, rows, Some(self.context.decoder.hidden))
+        self.empty(self.context.compute_dtype(), layout, rows, Some(self.context.definition.hidden()))
     }
 
     /// Bytes of the activations between stages.
@@ -109,9 +109,9 @@ impl StagePasses<'_> {
     }
 
     fn forward(&self, rows: usize) -> Result<ForwardResult, DryRunError> {
-        let decoder = &self.stage.decoder;
+        let model = &self.stage.model;
         let change = self.stage.adapter.as_ref().map(|adapter| (adapter, 1.0));
-        let input = match decoder.stage().is_first() {
+        let input = match model.stage().is_first() {
             true => None,
             false => Some(self.hidden(rows)?.requires_grad()),
         };
@@ -130,9 +130,9 @@ impl StagePasses<'_> {
             dropout,
             ..ForwardArgs::default()
         };
-        let hidden = decoder.forward(given, args)?;
-        let output = match decoder.stage().is_last() {
-            true => decoder.loss(&hidden, &self.tokens(rows)?, 1.0, change)?,
+        let hidden = model.forward(given, args)?;
+        let output = match model.stage().is_last() {
+            true => model.loss(&hidden, &self.tokens(rows)?, 1.0, change)?,
             false => hidden,
         };
         Ok(ForwardResult { input, output })
@@ -143,7 +143,7 @@ impl StagePasses<'_> {
         if !output.tracks_gradient() {
             return Ok(());
         }
-        let of_output = match self.stage.decoder.stage().is_last() {
+        let of_output = match self.stage.model.stage().is_last() {
             true => None,
             false => Some(self.hidden(self.context.rows)?),
         };

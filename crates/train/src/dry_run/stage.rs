@@ -6,7 +6,7 @@ use std::sync::Arc;
 use weightloom_dtensor::{CommRecord, DTensor, DistContext, DistOptions, Role};
 use weightloom_errors::nearest;
 use weightloom_layout::{Layout, Shape};
-use weightloom_nn::{Adapter, Decoder, EMBEDDING, ParameterSpec, Plan, Stage, parameters};
+use weightloom_nn::{Adapter, Model, ModelShard, ParameterSpec, Plan, Stage, is_buffer};
 use weightloom_tensor::{Device, Meter, Tensor, counted};
 
 use super::DryRunError;
@@ -21,27 +21,26 @@ use crate::optimizer::{StepInfo, initial_states};
 pub(super) struct Kind {
     first: bool,
     last: bool,
-    /// For each layer: whether it has experts, and whether it has a window.
-    layers: Vec<[bool; 2]>,
+    /// The kind of each layer.
+    layers: Vec<u64>,
     /// Whether each parameter is frozen.
     frozen: Vec<bool>,
 }
 
 impl Kind {
     pub(super) fn of(context: &RunContext<'_>, stage: &Stage) -> Self {
-        let config = context.decoder;
-        let experts = |layer| config.experts.as_ref().is_some_and(|experts| experts.layers.has(layer));
-        let window = |layer| config.attention.window.as_ref().is_some_and(|window| window.layers.has(layer));
+        let definition = context.definition;
         let frozen = match context.config.model.freeze_modules.is_empty() {
             true => Vec::new(),
             false => {
-                parameters(config, stage).iter().map(|spec| context.frozen.matches(&spec.name)).collect()
+                let specs = definition.parameters(stage);
+                specs.iter().map(|spec| context.frozen.matches(&spec.name)).collect()
             }
         };
         Self {
             first: stage.is_first(),
             last: stage.is_last(),
-            layers: stage.layers.clone().map(|layer| [experts(layer), window(layer)]).collect(),
+            layers: stage.layers.clone().map(|layer| definition.layer_kind(layer)).collect(),
             frozen,
         }
     }
@@ -49,7 +48,7 @@ impl Kind {
 
 /// One stage on one rank, with meta tensors.
 pub(super) struct DryStage {
-    pub(super) decoder: Decoder,
+    pub(super) model: Box<dyn Model>,
     pub(super) adapter: Option<Adapter>,
     pub(super) dist: Arc<DistContext>,
     pub(super) meter: Meter,
@@ -63,13 +62,14 @@ impl DryStage {
         let rank = context.first_rank(context.schedule.rank_of(number));
         let dist = DistContext::dry_run(rank, DistOptions { log_comm: true, ..DistOptions::default() });
         let meter = Meter::new();
-        let (decoder, adapter, states) = meter.watch(|| -> Result<_, DryRunError> {
-            let specs = parameters(context.decoder, &stage);
-            let values = specs.into_iter().map(|spec| empty(&dist, &plan, spec)).collect::<Result<_, _>>()?;
-            let mut decoder = Decoder::new(context.decoder.clone(), stage, plan, Arc::clone(&dist), values)?;
-            let mut adapter = adapter(context, &decoder)?;
-            for (name, value) in decoder.parameters_mut() {
-                let role = match adapter.is_some() || context.frozen.matches(name) {
+        let (model, adapter, states) = meter.watch(|| -> Result<_, DryRunError> {
+            let specs = context.definition.parameters(&stage);
+            let values = specs.iter().map(|spec| empty(&dist, &plan, spec)).collect::<Result<_, _>>()?;
+            let shard = ModelShard::new(specs, stage, plan, Arc::clone(&dist), values)?;
+            let mut model = context.definition.build(shard)?;
+            let mut adapter = adapter(context, &*model)?;
+            for (name, value) in model.parameters_mut() {
+                let role = match adapter.is_some() || context.frozen.matches(name) || is_buffer(name) {
                     true => Role::Frozen,
                     false => Role::Trained,
                 };
@@ -78,20 +78,20 @@ impl DryStage {
             for (_, value) in adapter.iter_mut().flat_map(Adapter::matrices_mut) {
                 *value = value.parameter(Role::Trained);
             }
-            let states = trained(&decoder, adapter.as_ref())
+            let states = trained(&*model, adapter.as_ref())
                 .iter()
                 .map(|value| initial_states(&*context.optimizer, value.to_local()))
                 .collect::<Result<_, _>>()?;
-            Ok((decoder, adapter, states))
+            Ok((model, adapter, states))
         })?;
-        Ok(Self { decoder, adapter, dist, meter, states })
+        Ok(Self { model, adapter, dist, meter, states })
     }
 
     /// Reduces gradients and runs the optimizer, as an engine does. Returns the
     /// communication.
     fn step(&mut self, context: &RunContext<'_>) -> Result<Vec<CommRecord>, DryRunError> {
-        let Self { decoder, adapter, dist, meter, states } = self;
-        let values = trained(decoder, adapter.as_ref());
+        let Self { model, adapter, dist, meter, states } = self;
+        let values = trained(&**model, adapter.as_ref());
         meter.watch(|| {
             values.iter().try_for_each(DTensor::reduce_gradient)?;
             let mut gradients = Vec::with_capacity(values.len());
@@ -112,11 +112,11 @@ impl DryStage {
 }
 
 /// The trained parameters.
-fn trained(decoder: &Decoder, adapter: Option<&Adapter>) -> Vec<DTensor> {
+fn trained(model: &dyn Model, adapter: Option<&Adapter>) -> Vec<DTensor> {
     match adapter {
         Some(adapter) => adapter.matrices().into_iter().map(|(_, value)| value.clone()).collect(),
         None => {
-            let values = decoder.parameters().iter().map(|(_, value)| value);
+            let values = model.parameters().iter().map(|(_, value)| value);
             values.filter(|value| value.tracks_gradient()).cloned().collect()
         }
     }
@@ -126,18 +126,18 @@ fn trained(decoder: &Decoder, adapter: Option<&Adapter>) -> Vec<DTensor> {
 fn empty(
     dist: &Arc<DistContext>,
     plan: &Plan,
-    spec: ParameterSpec,
+    spec: &ParameterSpec,
 ) -> Result<(String, DTensor), DryRunError> {
     let layout = plan.layout_of(&spec.name);
     let local = layout.local_shape(&spec.shape, dist.rank())?;
     let local = Tensor::zeros(STORAGE_DTYPE, &local, Device::Meta)?;
-    Ok((spec.name, DTensor::from_local(dist, local, layout, &spec.shape)?))
+    Ok((spec.name.clone(), DTensor::from_local(dist, local, layout, &spec.shape)?))
 }
 
 /// The adapter of a LoRA run.
-fn adapter(context: &RunContext<'_>, decoder: &Decoder) -> Result<Option<Adapter>, DryRunError> {
+fn adapter(context: &RunContext<'_>, model: &dyn Model) -> Result<Option<Adapter>, DryRunError> {
     let Some(lora) = &context.config.model.lora else { return Ok(None) };
-    let everywhere = parameters(context.decoder, &Stage::whole(context.decoder.layers));
+    let everywhere = context.definition.all_parameters();
     let modules: Vec<(&str, &Shape)> = everywhere
         .iter()
         .filter(|spec| spec.shape.ndim() == 2 && !spec.name.starts_with("model.embed"))
@@ -153,11 +153,11 @@ fn adapter(context: &RunContext<'_>, decoder: &Decoder) -> Result<Option<Adapter
     }
     let mut adapter = Adapter::new();
     for (module, shape) in modules {
-        let here = decoder.parameter(&format!("{module}.weight")).is_some();
+        let here = model.parameter(&format!("{module}.weight")).is_some();
         if here && lora.adapts(module) {
             let a = Tensor::zeros(STORAGE_DTYPE, &[lora.rank, shape[1]], Device::Meta)?;
             let b = Tensor::zeros(STORAGE_DTYPE, &[shape[0], lora.rank], Device::Meta)?;
-            adapter.add(decoder, module, [&a, &b], None, None, 1.0)?;
+            adapter.add(model, module, [&a, &b], None, None, 1.0)?;
         }
     }
     Ok(Some(adapter))
@@ -195,19 +195,23 @@ impl StageCosts {
         let states = stage.states.iter().flatten();
         let optimizer_bytes =
             states.map(|state| state.shape().volume() as u64 * state.dtype().size() as u64).sum();
-        let values = trained(&stage.decoder, stage.adapter.as_ref());
+        let values = trained(&*stage.model, stage.adapter.as_ref());
         let held: Vec<DTensor> = match &stage.adapter {
             Some(adapter) => adapter.matrices().into_iter().map(|(_, value)| value.clone()).collect(),
             None => Vec::new(),
         };
-        let all = || stage.decoder.parameters().iter().map(|(_, value)| value).chain(&held);
+        let all = || stage.model.parameters().iter().map(|(_, value)| value).chain(&held);
         let bytes = |values: &mut dyn Iterator<Item = &DTensor>| values.map(local_bytes).sum::<u64>();
         let parameter_bytes = bytes(&mut all());
         let gradient_bytes = bytes(&mut values.iter());
         let elements = |bytes: u64| bytes / STORAGE_DTYPE.size() as u64;
         let least_parameter_bytes = least_bytes(all())?;
-        let (gathered, norms) = (gathered(context, &stage.decoder), norm_axes(&values));
-        let tied_bytes = stage.decoder.parameter(EMBEDDING).map_or(0, local_bytes);
+        let (gathered, norms) = (gathered(context, &*stage.model), norm_axes(&values));
+        let tied_bytes = context
+            .definition
+            .tied_parameter()
+            .and_then(|tied| stage.model.parameter(tied))
+            .map_or(0, local_bytes);
         stage.dist.take_comm_log();
         let passes = Passes::new(context, &stage)?;
         drop(values);
@@ -285,13 +289,13 @@ fn least_bytes<'a>(values: impl Iterator<Item = &'a DTensor>) -> Result<u64, Dry
 
 /// Bytes of the gathered or cast weights of the layers that are in memory at the
 /// same time.
-fn gathered(context: &RunContext<'_>, decoder: &Decoder) -> u64 {
+fn gathered(context: &RunContext<'_>, model: &dyn Model) -> u64 {
     let dtype = context.compute_dtype();
-    let plan = decoder.plan();
-    let rank = decoder.dist().rank();
+    let (plan, definition) = (model.plan(), model.definition());
+    let rank = model.dist().rank();
     let of_layer = |number: usize| -> u64 {
-        let start = format!("model.layers.{number}.");
-        let values = decoder.parameters().iter().filter(|(name, _)| name.starts_with(&start));
+        let values = model.parameters().iter();
+        let values = values.filter(|(name, _)| definition.layer_of(name) == Some(number));
         values
             .filter_map(|(name, value)| {
                 let used: Layout = plan.used_layout_of(name);
@@ -301,7 +305,7 @@ fn gathered(context: &RunContext<'_>, decoder: &Decoder) -> u64 {
             })
             .sum()
     };
-    let layers: Vec<u64> = decoder.stage().layers.clone().map(of_layer).collect();
+    let layers: Vec<u64> = model.stage().layers.clone().map(of_layer).collect();
     let at_once = (context.usage().prefetch + 1).min(layers.len().max(1));
     layers.windows(at_once).map(|some| some.iter().sum()).max().unwrap_or(0)
 }

@@ -11,9 +11,9 @@ use weightloom_checkpoint::{LocalTensor, Saver, Sharding, State, Target, TensorS
 use weightloom_dtensor::{CommRecord, DTensor, DistContext, DistOptions, Release};
 use weightloom_errors::Hint;
 use weightloom_gang::{Gang, GangOptions, Gangs, threads};
-use weightloom_hub::{ModelLoadOptions, new_decoder};
+use weightloom_hub::{ModelLoadOptions, new_model};
 use weightloom_layout::{DType, Placement, Shape};
-use weightloom_nn::{Adapter, AttentionConfig, MlpConfig};
+use weightloom_nn::{Adapter, AttentionConfig, DecoderConfig, MlpConfig};
 use weightloom_tensor::Tensor;
 
 use super::*;
@@ -95,7 +95,16 @@ fn dry(config: &Config, decoder: &DecoderConfig, mesh: Mesh) -> Result<DryRun, D
     };
     let stages = stages(decoder, sizes.pp * chunks);
     let parallel = Parallel::default();
-    run(&DryRunSettings { config, decoder, parallel: &parallel, stages: &stages, sizes, world, data: None })
+    run(&DryRunSettings {
+        config,
+        definition: decoder,
+        parallel: &parallel,
+        stages: &stages,
+        sizes,
+        world,
+        data: None,
+        extensions: &Extensions::standard(),
+    })
 }
 
 /// What an engine holds and sends in a step.
@@ -144,12 +153,13 @@ fn engine(root: Arc<dyn Gang>, config: &Config, decoder: &DecoderConfig, mesh: M
             },
             ..config.clone()
         },
-        decoder,
+        definition: decoder,
         parallel: &parallel,
         stages: &whole,
         sizes: GangSizes { pp: 1, tp: 1, sdp: None },
         world: 1,
         data: None,
+        extensions: &Extensions::standard(),
     };
     let context = RunContext::new(&alone).unwrap();
     let checkpointing = context.checkpointing();
@@ -171,7 +181,7 @@ fn engine(root: Arc<dyn Gang>, config: &Config, decoder: &DecoderConfig, mesh: M
             dist: Some(Arc::clone(&dist)),
             ..ModelLoadOptions::default()
         };
-        let decoder = new_decoder(decoder, &parallel, 7, &options).unwrap();
+        let decoder = new_model(decoder, &parallel, 7, &options).unwrap();
         let adapter = config.model.lora.as_ref().map(|lora| {
             let mut adapter = Adapter::new();
             let modules: Vec<String> = decoder
@@ -182,7 +192,7 @@ fn engine(root: Arc<dyn Gang>, config: &Config, decoder: &DecoderConfig, mesh: M
                 .map(str::to_owned)
                 .collect();
             for module in modules {
-                adapter.add_new(&decoder, &module, lora.rank, 2.0, 3).unwrap();
+                adapter.add_new(&*decoder, &module, lora.rank, 2.0, 3).unwrap();
             }
             adapter
         });
@@ -226,8 +236,7 @@ fn real(config: &Config, decoder: &DecoderConfig, mesh: Mesh) -> Vec<Real> {
         engine.forward_backward(&StepSettings { number: 2, ..settings }, &micros, 1.0, &mut ()).unwrap();
         let mut found = Real { parameters: 0, gradients: 0, optimizer: 0, sent };
         for stage in &engine.stages {
-            found.parameters +=
-                bytes_of(stage.decoder.parameters().iter().map(|(_, value)| value.to_local()));
+            found.parameters += bytes_of(stage.model.parameters().iter().map(|(_, value)| value.to_local()));
             let matrices = stage.adapter.iter().flat_map(Adapter::matrices);
             found.parameters += bytes_of(matrices.map(|(_, value)| value.to_local()).collect::<Vec<_>>());
             found.optimizer += bytes_of(stage.states.values().flatten());
@@ -380,6 +389,7 @@ fn available_data_has_an_order_digest() {
         seed: 1,
         vocabulary: VOCABULARY,
         epochs: Epochs::Endless,
+        formats: Default::default(),
     };
     let loader = Loader::new(settings).unwrap();
     let decoder = decoder();
@@ -387,12 +397,13 @@ fn available_data_has_an_order_digest() {
     let parallel = Parallel::default();
     let settings = DryRunSettings {
         config: &config,
-        decoder: &decoder,
+        definition: &decoder,
         parallel: &parallel,
         stages: &stages,
         sizes: ranks(1).sizes,
         world: 1,
         data: Some(crate::dry_run::DryRunData { loader: &loader, summary: None }),
+        extensions: &Extensions::standard(),
     };
     let digest = loader.order_digest(3, ROWS);
     assert_eq!(run(&settings).unwrap().data, DataReport::Order { steps: 3, digest, summary: None });
@@ -437,12 +448,13 @@ fn impossible_runs_are_errors_with_hints() {
     let stages = stages(&decoder, 3);
     let settings = DryRunSettings {
         config: &config,
-        decoder: &decoder,
+        definition: &decoder,
         parallel: &parallel,
         stages: &stages,
         sizes: ranks(2).pp(2).sizes,
         world: 2,
         data: None,
+        extensions: &Extensions::standard(),
     };
     let error = run(&settings).unwrap_err();
     assert_eq!(error, DryRunError::Stages { found: 3, ranks: 2, chunks: 1 });
@@ -487,7 +499,7 @@ fn planned(config: &Config, decoder: &DecoderConfig, mesh: Mesh) -> Vec<(u64, u6
         let mut state = State::new();
         for stage in &engine.stages {
             let leaves = |name: &str| stage.number > 0 && decoder.head.tied && name.contains("embed_tokens");
-            for (name, value) in stage.decoder.parameters().iter().filter(|(name, _)| !leaves(name)) {
+            for (name, value) in stage.model.parameters().iter().filter(|(name, _)| !leaves(name)) {
                 state.model(name.clone(), part(value, value.to_local()));
             }
             for (name, value) in stage.trained().into_iter().filter(|(name, _)| !leaves(name)) {

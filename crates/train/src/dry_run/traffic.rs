@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use weightloom_dtensor::CommRecord;
-use weightloom_nn::EMBEDDING;
 
 use super::context::RunContext;
 use super::report::{AxisTraffic, TrafficItem};
@@ -74,10 +73,11 @@ pub(super) fn of_rank(context: &RunContext<'_>, measured: &[&StageCosts], rank: 
     }
     let last = context.stages.len() - 1;
     let ends = [0, context.schedule.rank_of(last)];
-    if context.decoder.head.tied && last > 0 && ends[0] != ends[1] && ends.contains(&rank) {
+    let tied = context.definition.tied_parameter();
+    if tied.is_some() && last > 0 && ends[0] != ends[1] && ends.contains(&rank) {
         let number = if rank == ends[0] { 0 } else { last };
         // Only trained parameters have gradients.
-        if context.config.model.lora.is_none() && !context.frozen.matches(EMBEDDING) {
+        if context.config.model.lora.is_none() && !tied.is_some_and(|tied| context.frozen.matches(tied)) {
             traffic.add(["pp", "receive", "tied embedding", "backward"], 1, measured[number].tied_bytes);
         }
     }

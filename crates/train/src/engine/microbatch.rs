@@ -175,8 +175,8 @@ impl Engine {
             },
         )?;
         let output = if number + 1 == self.stage_count {
-            let of_rows = stage.decoder.batch(&batch.targets, batch.rows)?;
-            let loss = stage.decoder.loss(&hidden, &of_rows, targets, stage.change())?;
+            let of_rows = stage.model.shard().batch(&batch.targets, batch.rows)?;
+            let loss = stage.model.loss(&hidden, &of_rows, targets, stage.change())?;
             flight.loss += self.loss_share(&loss)?;
             loss
         } else {
@@ -195,13 +195,13 @@ impl Engine {
         args: ForwardArgs<'_>,
     ) -> Result<DTensor, TrainError> {
         let starts = batch.documents.as_ref();
-        let documents = starts.map(|starts| stage.decoder.batch(starts, batch.rows)).transpose()?;
+        let documents = starts.map(|starts| stage.model.shard().batch(starts, batch.rows)).transpose()?;
         let args = ForwardArgs { documents, ..args };
         let input = match input {
             Some(hidden) => Input::Hidden(hidden.clone()),
-            None => Input::Tokens(stage.decoder.batch(&batch.inputs, batch.rows)?),
+            None => Input::Tokens(stage.model.shard().batch(&batch.inputs, batch.rows)?),
         };
-        Ok(stage.decoder.forward(input, args)?)
+        Ok(stage.model.forward(input, args)?)
     }
 
     fn backward(&self, flight: &mut InFlight, stage: usize, micro: usize) -> Result<(), TrainError> {
@@ -244,8 +244,8 @@ impl Engine {
                 let args = ForwardArgs { adapters: stage.change().into(), ..ForwardArgs::default() };
                 let hidden = no_grad(|| self.forward_stage(stage, batch, input.as_ref(), args))?;
                 if number + 1 == stages {
-                    let of_rows = stage.decoder.batch(&batch.targets, batch.rows)?;
-                    let sum = no_grad(|| stage.decoder.loss(&hidden, &of_rows, 1.0, stage.change()))?;
+                    let of_rows = stage.model.shard().batch(&batch.targets, batch.rows)?;
+                    let sum = no_grad(|| stage.model.loss(&hidden, &of_rows, 1.0, stage.change()))?;
                     loss += self.loss_share(&sum)?;
                 } else if pp == 1 {
                     here = Some(hidden);
@@ -283,9 +283,10 @@ impl Engine {
     /// Receives activations of a micro-batch, or their gradients.
     fn receive(&self, batch: &MicroBatch, from: usize, tag: u32) -> Result<DTensor, TrainError> {
         let stage = self.stages.first().ok_or(TrainError::NoStage { number: 0, rank: 0 })?;
-        let plan = stage.decoder.plan();
+        let plan = stage.model.plan();
         let layout = plan.hidden_layout(plan.batch_layout()?)?;
-        let shape = [batch.rows * plan.data_parallel_size(), batch.seq_len(), stage.decoder.config().hidden];
+        let shape =
+            [batch.rows * plan.data_parallel_size(), batch.seq_len(), stage.model.definition().hidden()];
         let shape = Shape::new(&shape).map_err(TensorError::from)?;
         let local = layout.local_shape(&shape, self.dist.rank()).map_err(weightloom_nn::NnError::from)?;
         let received = self.receive_local(self.compute_dtype(), &local, from, tag)?;

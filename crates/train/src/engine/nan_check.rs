@@ -19,7 +19,7 @@ impl Engine {
     ) -> Result<TrainError, TrainError> {
         let mut found = None;
         for stage in &self.stages {
-            for (name, value) in stage.decoder.parameters() {
+            for (name, value) in stage.model.parameters() {
                 // `x - x` is zero only for finite `x`.
                 let local = value.to_local().detach();
                 let difference = local.sub(&local)?.sum_all()?.cast(DType::F64)?.item::<f64>()?;

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use weightloom_dtensor::{DTensor, global_norm};
 use weightloom_gang::{Elements, ElementsMut, GangError, GangExt};
 use weightloom_layout::{DType, ReduceOp, Shape};
-use weightloom_nn::EMBEDDING;
 use weightloom_tensor::{Tensor, TensorError};
 
 use super::{Engine, MicroBatch};
@@ -60,6 +59,13 @@ pub struct StepResult {
     pub gradient_norm: f64,
     /// Number of targets in the global batch.
     pub targets: u64,
+}
+
+/// A parameter that the first and the last stage share, and their pipeline ranks.
+pub(crate) struct Tied {
+    pub(crate) name: String,
+    pub(crate) first: usize,
+    pub(crate) last: usize,
 }
 
 /// Gradients of one stage, by name.
@@ -155,12 +161,12 @@ impl Engine {
         Ok(all)
     }
 
-    /// The pipeline ranks of the first and last stage, if they share the weights
-    /// of a tied head. They may be the same rank.
-    pub(crate) fn tied_peer(&self) -> Option<(usize, usize)> {
-        let stage = self.stages.first()?;
-        let shared = stage.decoder.config().head.tied && self.stage_count > 1;
-        shared.then(|| (0, (self.stage_count - 1) % self.gangs.pp.size()))
+    /// The parameter that the first and last stage share, such as a tied embedding,
+    /// and their pipeline ranks, which may be the same.
+    pub(crate) fn tied(&self) -> Option<Tied> {
+        let name = self.stages.first()?.model.definition().tied_parameter()?.to_owned();
+        let last = self.stage_count.checked_sub(1).filter(|last| *last > 0)?;
+        Some(Tied { name, first: 0, last: last % self.gangs.pp.size() })
     }
 
     /// The index of a stage among those of this rank.
@@ -171,9 +177,9 @@ impl Engine {
     /// Adds the gradients of weights that the first and last stage share, in
     /// the same order on both.
     fn add_tied_gradients(&self, all: &mut [StageGradients]) -> Result<(), TrainError> {
-        let Some((first, last)) = self.tied_peer() else { return Ok(()) };
+        let Some(Tied { name, first, last }) = self.tied() else { return Ok(()) };
         for gradients in all.iter_mut() {
-            if let Some(gradient) = gradients.get_mut(EMBEDDING) {
+            if let Some(gradient) = gradients.get_mut(&name) {
                 // Add in the dtype of the weights.
                 *gradient = gradient.cast(DType::F32)?;
             }
@@ -182,13 +188,13 @@ impl Engine {
         if first == last {
             let places = (self.stage_index(0), self.stage_index(self.stage_count - 1));
             let (Some(begin), Some(end)) = places else { return Ok(()) };
-            let pair = (all[begin].get(EMBEDDING), all[end].get(EMBEDDING));
+            let pair = (all[begin].get(&name), all[end].get(&name));
             let (Some(gradient), Some(more)) = pair else { return Ok(()) };
             let mut sum = gradient.to_local().clone();
             sum.add_assign(more.to_local())?;
             let sum = DTensor::from_local(&self.dist, sum, gradient.layout(), gradient.shape())?;
-            all[begin].insert(EMBEDDING.to_owned(), sum.clone());
-            all[end].insert(EMBEDDING.to_owned(), sum);
+            all[begin].insert(name.clone(), sum.clone());
+            all[end].insert(name, sum);
             return Ok(());
         }
         let (number, peer) = match rank {
@@ -197,7 +203,7 @@ impl Engine {
             _ => return Ok(()),
         };
         let place = self.stage_index(number);
-        let Some(gradient) = place.and_then(|place| all[place].get_mut(EMBEDDING)) else { return Ok(()) };
+        let Some(gradient) = place.and_then(|place| all[place].get_mut(&name)) else { return Ok(()) };
         let local = gradient.to_local();
         let sent = local
             .read_host(|bytes| self.gangs.pp.send(Elements::from_bytes(local.dtype(), bytes)?, peer, TIED))?;
@@ -230,13 +236,13 @@ impl Engine {
 
     /// The norm of all gradients, counting each parameter once.
     fn norm(&self, all: &[StageGradients]) -> Result<f64, TrainError> {
-        let tied = self.tied_peer();
+        let tied = self.tied();
         let mut squares = 0.0;
         for (stage, gradients) in self.stages.iter().zip(all) {
-            let again = tied.is_some() && stage.number + 1 == self.stage_count;
+            let again = tied.as_ref().filter(|_| stage.number + 1 == self.stage_count);
             let counted: Vec<&DTensor> = gradients
                 .iter()
-                .filter(|(name, _)| !(again && name.as_str() == EMBEDDING))
+                .filter(|(name, _)| again.is_none_or(|tied| **name != tied.name))
                 .map(|(_, gradient)| gradient)
                 .collect();
             if !counted.is_empty() {

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Write as _};
 
 use super::{Event, MetricsError, Record, Sink};
+use crate::extensions::caught;
 use crate::warning::Warning;
 
 /// All sinks of a run.
@@ -12,14 +13,20 @@ pub struct Sinks(Vec<Tolerated>);
 
 /// A sink, and whether its failure was reported.
 struct Tolerated {
+    name: String,
     sink: Box<dyn Sink>,
     failed: bool,
 }
 
 impl Sinks {
-    /// The given sinks.
+    /// The given sinks, without names.
     pub fn new(sinks: Vec<Box<dyn Sink>>) -> Self {
-        Self(sinks.into_iter().map(|sink| Tolerated { sink, failed: false }).collect())
+        Self::named(sinks.into_iter().map(|sink| ("sink".to_owned(), sink)).collect())
+    }
+
+    /// The given sinks with the names of the config.
+    pub fn named(sinks: Vec<(String, Box<dyn Sink>)>) -> Self {
+        Self(sinks.into_iter().map(|(name, sink)| Tolerated { name, sink, failed: false }).collect())
     }
 
     /// Stores a record in every sink. Returns a warning for each sink that fails for
@@ -35,8 +42,10 @@ impl Sinks {
 
     fn each(&mut self, mut store: impl FnMut(&mut dyn Sink) -> Result<(), MetricsError>) -> Vec<Warning> {
         let mut warnings = Vec::new();
-        for Tolerated { sink, failed } in &mut self.0 {
-            if let Err(error) = store(&mut **sink)
+        for Tolerated { name, sink, failed } in &mut self.0 {
+            let stored = caught(|| store(&mut **sink))
+                .unwrap_or_else(|panic| Err(MetricsError::failed(name, panic.to_string())));
+            if let Err(error) = stored
                 && !std::mem::replace(failed, true)
             {
                 warnings.push(Warning::Metrics { reason: error.to_string() });

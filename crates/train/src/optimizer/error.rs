@@ -3,6 +3,7 @@
 use weightloom_errors::Hint;
 
 use crate::config::OptimizerConfig;
+use crate::extensions::UnknownName;
 
 /// An invalid optimizer setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -11,12 +12,23 @@ use crate::config::OptimizerConfig;
 pub enum OptimizerError {
     #[error("invalid `train.optimizer.{key}`: {found}")]
     Number { key: &'static str, found: String, range: &'static str },
+    #[error("`train.optimizer.kind`: {0}")]
+    Unknown(#[from] UnknownName),
+    #[error("invalid `train.optimizer.options` of `{optimizer}`: {problem}")]
+    Options { optimizer: String, problem: String },
+    #[error("cannot use the optimizer `{optimizer}`: {problem}")]
+    Unusable { optimizer: String, problem: String },
 }
 
 impl Hint for OptimizerError {
     fn hint(&self) -> Option<String> {
-        let Self::Number { key, range, .. } = self;
-        Some(format!("set `train.optimizer.{key}` to a number {range}"))
+        match self {
+            Self::Number { key, range, .. } => {
+                Some(format!("set `train.optimizer.{key}` to a number {range}"))
+            }
+            Self::Unknown(error) => error.hint(),
+            Self::Options { .. } | Self::Unusable { .. } => None,
+        }
     }
 }
 

@@ -6,8 +6,6 @@ use weightloom_errors::Hint;
 
 use crate::config::divisors;
 
-use super::gcd;
-
 /// All parallel sizes that do not fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParallelDimErrors {
@@ -34,18 +32,11 @@ pub enum ParallelDimError {
     Product { world: usize, dp_replicate: usize, dp_shard: usize, tp: usize, pp: usize },
     #[error("dp_replicate={dp_replicate} × tp={tp} × pp={pp} does not divide {world} ranks")]
     NothingLeft { world: usize, dp_replicate: usize, tp: usize, pp: usize },
-    #[error("tp={tp} does not divide {heads} attention heads and {kv_heads} key-value heads")]
-    Heads { tp: usize, heads: usize, kv_heads: usize },
-    #[error("tp={tp} does not divide the expert intermediate size {inner}")]
-    Experts {
-        tp: usize,
-        inner: usize,
-        /// A number that `tp` must divide to fit experts and heads.
-        fits: usize,
-    },
+    #[error("tp={tp} exceeds the {heads} attention heads of the model")]
+    Heads { tp: usize, heads: usize },
     #[error("sequence_parallel requires tp={tp} to divide max_seq_len={max_seq_len}")]
     Sequence { tp: usize, max_seq_len: usize },
-    #[error("max_seq_len={max_seq_len} exceeds the {most} learned positions of the model")]
+    #[error("max_seq_len={max_seq_len} exceeds the {most} positions of the model")]
     Positions { max_seq_len: usize, most: usize },
     #[error("pp={pp} × vpp={vpp} is {} stages, but the model has {layers} layers", product([*pp, *vpp]))]
     Layers { layers: usize, pp: usize, vpp: usize },
@@ -117,10 +108,7 @@ impl Hint for ParallelDimError {
                     format!("start {} ranks", around(step, world))
                 })
             }
-            Self::Heads { heads, kv_heads, .. } => {
-                format!("set tp to one of {}", divisors(gcd(heads, kv_heads)))
-            }
-            Self::Experts { fits, .. } => format!("set tp to one of {}", divisors(fits)),
+            Self::Heads { heads, .. } => format!("set tp to {heads} or less"),
             Self::Sequence { tp, max_seq_len } => {
                 format!("set max_seq_len to {}, or sequence_parallel to false", around(tp, max_seq_len))
             }

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 use weightloom_checkpoint::{Index, KeyMap};
-use weightloom_hub::{ConfigError, SharedFamily, arch_config};
-use weightloom_nn::{DecoderConfig, Parallel};
+use weightloom_hub::{AnyFamily, ConfigError, SharedFamily, arch_config};
+use weightloom_nn::{Parallel, SharedDefinition};
 
 use super::ModelSpec;
 use super::error::SpecError;
@@ -30,16 +30,21 @@ impl FamilySpec {
     fn check_type(&self, weights_config: &Map<String, Value>) -> Result<(), SpecError> {
         let reads = self.family.model_types();
         let name = self.family.name();
-        // A described family without model types has its own path as its only
-        // type.
-        let has_no_types = name.contains('.') && reads.iter().all(|read| read == name);
+        let reads_any = reads_any_type(&*self.family);
         match weights_config.get("model_type").and_then(Value::as_str) {
-            Some(found) if !has_no_types && !reads.iter().any(|read| read == found) => {
+            Some(found) if !reads_any && !reads.iter().any(|read| read == found) => {
                 Err(SpecError::OtherModel { spec: name.to_owned(), found: found.to_owned(), reads })
             }
             _ => Ok(()),
         }
     }
+}
+
+/// Whether a family is described without a model type, so that it reads weights of
+/// any. Its own path is then its only type.
+pub(crate) fn reads_any_type(family: &dyn AnyFamily) -> bool {
+    let name = family.name();
+    name.contains('.') && family.model_types().iter().all(|read| read == name)
 }
 
 impl ModelSpec for FamilySpec {
@@ -73,8 +78,8 @@ impl ModelSpec for FamilySpec {
         self.family.with_overrides(&base, changes).map_err(self.about("model.config_overrides"))
     }
 
-    fn decoder(&self, config: &Map<String, Value>) -> Result<DecoderConfig, SpecError> {
-        self.family.decoder(config).map_err(self.about("model config"))
+    fn definition(&self, config: &Map<String, Value>) -> Result<SharedDefinition, SpecError> {
+        self.family.definition(config).map_err(self.about("model config"))
     }
 
     fn parallel(&self) -> Parallel {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use weightloom_dtensor::name_matches;
 use weightloom_errors::nearest;
-use weightloom_nn::{DecoderConfig, Parallel, ParameterSpec, Stage, parameters};
+use weightloom_nn::{ModelDefinition, Parallel, ParameterSpec};
 
 use super::error::SpecError;
 
@@ -12,13 +12,13 @@ use super::error::SpecError;
 /// match a parameter.
 pub fn with_plan(
     parallel: Parallel,
-    decoder: &DecoderConfig,
+    definition: &dyn ModelDefinition,
     tp_plan: &BTreeMap<String, usize>,
 ) -> Result<Parallel, SpecError> {
     if tp_plan.is_empty() {
         return Ok(parallel);
     }
-    let all = parameters(decoder, &Stage::whole(decoder.layers));
+    let all = definition.all_parameters();
     let mut changed: BTreeMap<&str, (&str, usize)> = BTreeMap::new();
     for (pattern, &dim) in tp_plan {
         let mut matched = all.iter().filter(|spec| name_matches(pattern, &spec.name)).peekable();
@@ -91,7 +91,7 @@ mod tests {
     use proptest::collection::btree_map;
     use proptest::prelude::*;
     use weightloom_errors::Hint;
-    use weightloom_nn::{AttentionConfig, HeadConfig, PositionConfig};
+    use weightloom_nn::{AttentionConfig, DecoderConfig, HeadConfig, PositionConfig, Stage, parameters};
 
     use super::*;
     use crate::models;

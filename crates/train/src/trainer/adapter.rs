@@ -7,7 +7,7 @@ use weightloom_checkpoint::formats::peft;
 use weightloom_checkpoint::{KeyMap, KeyRule, Observer, Source};
 use weightloom_errors::nearest;
 use weightloom_hub::{Model, adapter_folder};
-use weightloom_nn::{Adapter, Decoder, DecoderConfig, Stage, parameters};
+use weightloom_nn::{self as nn, Adapter, ModelDefinition};
 
 use crate::config::{LoraConfig, is_named, is_target};
 use crate::error::TrainError;
@@ -19,15 +19,15 @@ pub(super) fn scale(config: &LoraConfig) -> f64 {
 }
 
 /// The linear modules of a model.
-fn linear_modules(decoder: &DecoderConfig) -> Vec<String> {
-    let specs = parameters(decoder, &Stage::whole(decoder.layers));
+fn linear_modules(definition: &dyn ModelDefinition) -> Vec<String> {
+    let specs = definition.all_parameters();
     let modules = specs.iter().filter_map(|spec| module_of(&spec.name, spec.shape.ndim()));
     modules.map(str::to_owned).collect()
 }
 
 /// Checks that every target names a module of the model.
-pub(super) fn check_targets(config: &LoraConfig, decoder: &DecoderConfig) -> Result<(), TrainError> {
-    let modules = linear_modules(decoder);
+pub(super) fn check_targets(config: &LoraConfig, definition: &dyn ModelDefinition) -> Result<(), TrainError> {
+    let modules = linear_modules(definition);
     for target in &config.target_modules {
         if !modules.iter().any(|module| is_target(module, target)) {
             let last = modules.iter().filter_map(|module| module.rsplit('.').next());
@@ -67,18 +67,18 @@ fn is_like(name: &str, pattern: &str) -> bool {
 pub(super) fn adapter(
     config: &LoraConfig,
     model: &Model,
-    decoder: &Decoder,
+    built: &dyn nn::Model,
     seed: u64,
     observer: &dyn Observer,
 ) -> Result<Adapter, TrainError> {
     if let Some(path) = &config.adapter_path {
-        let adapter = model.adapter(decoder, &Source::open(adapter_folder(path.as_ref())?)?, observer)?;
+        let adapter = model.adapter(built, &Source::open(adapter_folder(path.as_ref())?)?, observer)?;
         if let Some(name) = adapter.untrainable() {
             return Err(TrainError::Untrainable { path: path.clone(), name: name.to_owned() });
         }
         return Ok(adapter);
     }
-    let modules: Vec<String> = decoder
+    let modules: Vec<String> = built
         .parameters()
         .iter()
         .filter_map(|(name, value)| module_of(name, value.shape().ndim()))
@@ -87,15 +87,15 @@ pub(super) fn adapter(
         .collect();
     let mut adapter = Adapter::new();
     for module in modules {
-        adapter.add_new(decoder, &module, config.rank, scale(config), seed)?;
+        adapter.add_new(built, &module, config.rank, scale(config), seed)?;
     }
     Ok(adapter)
 }
 
 /// The names of the adapted modules, for PEFT. A group such as `all-linear` is
 /// spelled out, so that it means the same modules for every reader.
-fn target_names(config: &LoraConfig, decoder: &DecoderConfig) -> Vec<String> {
-    let modules = linear_modules(decoder);
+fn target_names(config: &LoraConfig, definition: &dyn ModelDefinition) -> Vec<String> {
+    let modules = linear_modules(definition);
     let is_name = |target: &String| modules.iter().any(|module| is_named(module, target));
     if config.target_modules.iter().all(is_name) {
         return config.target_modules.clone();
@@ -109,7 +109,7 @@ fn target_names(config: &LoraConfig, decoder: &DecoderConfig) -> Vec<String> {
 pub(super) fn config_file(
     config: &LoraConfig,
     base: &str,
-    decoder: &DecoderConfig,
+    definition: &dyn ModelDefinition,
 ) -> Result<Vec<u8>, TrainError> {
     if let Some(path) = &config.adapter_path {
         let source = Source::open(adapter_folder(path.as_ref())?)?;
@@ -124,7 +124,7 @@ pub(super) fn config_file(
         "r": config.rank,
         "lora_alpha": config.alpha,
         "lora_dropout": config.dropout,
-        "target_modules": target_names(config, decoder),
+        "target_modules": target_names(config, definition),
         "use_rslora": config.use_rslora,
         "bias": "none",
         "fan_in_fan_out": false,

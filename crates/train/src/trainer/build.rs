@@ -4,30 +4,33 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use weightloom_checkpoint::{KeyMap, Observer, Source};
-use weightloom_dtensor::{DistContext, DistOptions, NanCheck};
+use serde_json::{Map, Value};
+use weightloom_checkpoint::{CheckpointError, Format, Index, KeyMap, Observer, Source, verify_model};
+use weightloom_dtensor::{DistContext, DistOptions, NanCheck, Registry};
 use weightloom_gang::{Gang, Gangs};
 use weightloom_hub::fetch::FetchObserver;
 use weightloom_hub::text::{ChatTemplates, Tokenizer};
 use weightloom_hub::{
-    Hub, Model, ModelLoadOptions, ModelLocation, TrainingData, config_file, load_decoder, new_decoder,
-    text_files, text_files_of_folder,
+    Hub, Model, ModelLoadOptions, ModelLocation, TrainingData, config_file, config_file_from, load_model,
+    new_model, text_files, text_files_of_folder,
 };
 use weightloom_layout::DType;
-use weightloom_nn::{ActivationCheckpointing, Adapter, Decoder, Stage, parameters};
+use weightloom_nn::{self as nn, ActivationCheckpointing, Adapter, ModelDefinition};
 
 use super::adapter;
 use super::model_plan::ModelPlan;
 use super::resume_point::name_damage;
+use super::weights::open_weights;
 use crate::callback::Notice;
 use crate::config::{Config, DataType, GradientCheckpointing, LoraConfig};
 use crate::data::{DataSettings, Epochs, Loader};
 use crate::engine::{Engine, EngineSettings};
 use crate::error::TrainError;
-use crate::optimizer::{Patterns, WeightDecay, from_config};
+use crate::extensions::Extensions;
+use crate::optimizer::{Patterns, WeightDecay};
 use crate::parallel_dims::ParallelDims;
 use crate::pipeline::{Schedule, check};
-use crate::spec::{SharedSpec, SpecRegistry};
+use crate::spec::{ModelSpec, SharedSpec, SpecRegistry};
 
 /// The parts of a run.
 pub(super) struct Built {
@@ -50,19 +53,29 @@ pub(super) struct TokenizerBundle {
     files: BTreeMap<String, Vec<u8>>,
 }
 
+/// What a program registered for its run.
+#[derive(Clone, Copy)]
+pub(super) struct Registered<'a> {
+    pub(super) specs: &'a SpecRegistry,
+    pub(super) operations: &'a Registry,
+    pub(super) extensions: &'a Extensions,
+}
+
 /// Builds the parts of a run. Called by every rank. Trained weights come from
 /// the checkpoint `resumed`, if there is one.
 pub(super) fn build(
     config: &Config,
     hub: &Hub,
-    specs: &SpecRegistry,
+    registered: &Registered<'_>,
     gang: &Arc<dyn Gang>,
     resumed: Option<&Path>,
     fetching: &dyn FetchObserver,
     reading: &dyn Observer,
 ) -> Result<Built, TrainError> {
+    let Registered { specs, operations, extensions } = *registered;
     let spec = specs.find(hub, &config.model.name)?;
-    let weights = config.model.weights_path.as_deref().map(|path| hub.open(path, fetching)).transpose()?;
+    let weights = config.model.weights_path.as_deref();
+    let weights = weights.map(|path| open_weights(hub, &*spec, path, fetching)).transpose()?;
     if let (Some(family), Some(model)) = (spec.family(), &weights)
         && family.name() != model.family().name()
     {
@@ -70,12 +83,11 @@ pub(super) fn build(
         return Err(TrainError::OtherFamily { spec, found, weights: model.name().to_owned() });
     }
     let plan = ModelPlan::new(config, &*spec, weights.as_ref().map(Model::config), gang.size())?;
-    let ModelPlan { model: map, decoder, parallel, dims, stages: all } = plan;
+    let ModelPlan { model: map, definition, parallel, dims, stages: all } = plan;
     let accelerator = &config.train.accelerator;
     let schedule = Schedule::new(accelerator.pp_schedule, dims.pp, dims.vpp, dims.micro_batches)?;
     check(&schedule)?;
-    let names: Vec<String> =
-        parameters(&decoder, &Stage::whole(decoder.layers)).into_iter().map(|spec| spec.name).collect();
+    let names: Vec<String> = definition.all_parameters().into_iter().map(|spec| spec.name).collect();
     let frozen = Patterns::new("model.freeze_modules", &config.model.freeze_modules)?;
     frozen.check(names.iter().map(String::as_str))?;
     if config.model.lora.is_none() && names.iter().all(|name| frozen.matches(name)) {
@@ -86,8 +98,8 @@ pub(super) fn build(
 
     let gangs = Gangs::new(Arc::clone(gang), &dims.gang_sizes())?;
     let nan_check = config.train.logging.nan_check.then(NanCheck::failing);
-    let dist =
-        DistContext::with_options(Arc::clone(gang), DistOptions { nan_check, ..DistOptions::default() });
+    let options = DistOptions { nan_check, registry: operations.clone(), ..DistOptions::default() };
+    let dist = DistContext::with_options(Arc::clone(gang), options);
     let usage = accelerator.usage(config.train.precision, dims.dp_shard);
     let lora = config.model.lora.as_ref();
     let options = ModelLoadOptions {
@@ -101,22 +113,33 @@ pub(super) fn build(
     // Only trained weights are in the checkpoint.
     let checkpoint = resumed.filter(|_| lora.is_none());
     let checkpoint = checkpoint.map(|path| open_checkpoint(path).map(|source| (path, source))).transpose()?;
+    let checkpoint_keys = match &checkpoint {
+        Some((path, source)) => {
+            let keys = checkpoint_keys(&*spec, &map, &*definition, source)?;
+            if !keys.rules.is_empty() {
+                // Loading compares checksums of tensors under their own names only.
+                verify_model(source, &**gang, reading).map_err(|error| name_damage(path, error.into()))?;
+            }
+            keys
+        }
+        None => KeyMap::default(),
+    };
     let mut stages = Vec::new();
     for number in schedule.stages_of(gangs.pp.rank()) {
         let options = ModelLoadOptions { stage: all.get(number).cloned(), ..options.clone() };
         let made = match (&checkpoint, &weights) {
             (Some((path, source)), _) => {
-                load_decoder(source, &decoder, &KeyMap::default(), &parallel, &options, reading)
+                load_model(source, &*definition, &checkpoint_keys, &parallel, &options, reading)
                     .map_err(|error| name_damage(path, error.into()))?
-                    .decoder
+                    .model
             }
             (None, Some(model)) => {
-                load_decoder(model.source(), &decoder, &model.keys()?, &parallel, &options, reading)?.decoder
+                load_model(model.source(), &*definition, &model.keys()?, &parallel, &options, reading)?.model
             }
-            (None, None) => new_decoder(&decoder, &parallel, config.train.seed, &options)?,
+            (None, None) => new_model(&*definition, &parallel, config.train.seed, &options)?,
         };
         let adapter =
-            lora.map(|lora| build_adapter(config, lora, weights.as_ref(), &made, reading)).transpose()?;
+            lora.map(|lora| build_adapter(config, lora, weights.as_ref(), &*made, reading)).transpose()?;
         stages.push((number, made, adapter));
     }
     let family = spec.family();
@@ -124,10 +147,14 @@ pub(super) fn build(
     match (lora, &family) {
         (Some(lora), _) => {
             let base = config.model.weights_path.as_deref().unwrap_or_default();
-            assets.insert("adapter_config.json".to_owned(), adapter::config_file(lora, base, &decoder)?);
+            assets.insert("adapter_config.json".to_owned(), adapter::config_file(lora, base, &*definition)?);
         }
         (None, Some(family)) => {
-            assets.insert("config.json".to_owned(), config_file(&**family, &map, DType::F32));
+            let file = match &weights {
+                Some(model) => config_file_from(model, &map, DType::F32)?,
+                None => config_file(&**family, &map, DType::F32),
+            };
+            assets.insert("config.json".to_owned(), file);
         }
         (None, None) => {}
     }
@@ -135,7 +162,7 @@ pub(super) fn build(
         gangs,
         dist,
         schedule: Arc::new(schedule),
-        optimizer: from_config(&config.train.optimizer)?,
+        optimizer: extensions.optimizers.build(&config.train.optimizer)?,
         decay: &decay,
         frozen: &frozen,
         checkpointing: match config.train.gradient_checkpointing {
@@ -144,17 +171,21 @@ pub(super) fn build(
         },
         dropout: lora.map_or(0.0, |lora| lora.dropout),
     };
-    let engine = Engine::new(settings, stages)?;
+    let mut engine = Engine::new(settings, stages)?;
+    if family.is_some() && lora.is_none() {
+        engine.set_published_keys(published_keys(&*spec, &map, weights.as_ref())?);
+    }
     let loader = Loader::new(DataSettings {
         config: config.data.clone(),
         tokenizer: text.tokenizer.clone(),
         templates: Arc::new(text.templates),
         seed: config.train.seed,
-        vocabulary: decoder.vocabulary,
+        vocabulary: definition.vocabulary(),
         epochs: match config.train.max_steps {
             Some(_) => Epochs::Endless,
             None => Epochs::Times(config.train.epochs),
         },
+        formats: extensions.formats.clone(),
     })?;
     if let Some(record) = loader.training_data()? {
         assets.insert(TrainingData::FILE.to_owned(), record.to_json());
@@ -171,6 +202,42 @@ pub(super) fn build(
     Ok(Built { engine, loader, dims, spec, tokenizer: text.tokenizer, assets, family, notices })
 }
 
+/// Whether a checkpoint has the names of the model's parameters.
+fn has_own_names(index: &Index, definition: &dyn ModelDefinition) -> bool {
+    let mut specs = definition.all_parameters().into_iter();
+    specs.all(|spec| index.tensors().contains_key(&spec.name))
+}
+
+/// The map from the names in a checkpoint of a run to those of the model's
+/// parameters. Older runs saved the latter.
+fn checkpoint_keys(
+    spec: &dyn ModelSpec,
+    config: &Map<String, Value>,
+    definition: &dyn ModelDefinition,
+    source: &Source,
+) -> Result<KeyMap, TrainError> {
+    match spec.family().is_none() || has_own_names(&source.index, definition) {
+        true => Ok(KeyMap::default()),
+        false => Ok(spec.keys(config, &source.index)?),
+    }
+}
+
+/// The map from the names of the model's parameters to published ones.
+fn published_keys(
+    spec: &dyn ModelSpec,
+    config: &Map<String, Value>,
+    weights: Option<&Model>,
+) -> Result<KeyMap, TrainError> {
+    match weights {
+        Some(model) => Ok(spec.published_keys(config, &model.source().index)?),
+        None => {
+            let empty = Index::new(Format::Native, Vec::new(), BTreeMap::new());
+            let empty = empty.map_err(CheckpointError::from)?;
+            Ok(spec.published_keys(config, &empty)?)
+        }
+    }
+}
+
 /// Opens a checkpoint to resume from.
 pub(super) fn open_checkpoint(path: &Path) -> Result<Source, TrainError> {
     Source::open(path).map_err(|error| name_damage(path, error.into()))
@@ -180,15 +247,15 @@ fn build_adapter(
     config: &Config,
     lora: &LoraConfig,
     weights: Option<&Model>,
-    decoder: &Decoder,
+    built: &dyn nn::Model,
     reading: &dyn Observer,
 ) -> Result<Adapter, TrainError> {
     let model = weights.ok_or(TrainError::NoBase)?;
     // An existing adapter has its own targets.
     if lora.adapter_path.is_none() {
-        adapter::check_targets(lora, decoder.config())?;
+        adapter::check_targets(lora, built.definition())?;
     }
-    let made = adapter::adapter(lora, model, decoder, config.train.seed, reading)?;
+    let made = adapter::adapter(lora, model, built, config.train.seed, reading)?;
     // PEFT uses the names of published modules.
     let keys = model.published_keys()?;
     if let Some(module) = made.modules().find(|module| adapter::is_foreign(module, &keys)) {

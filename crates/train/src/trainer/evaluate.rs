@@ -94,7 +94,7 @@ impl HeldOut {
                 ..GenerateRequest::default()
             };
             let adapter = stage.adapter.as_ref().map(|adapter| (adapter, 1.0));
-            let made = no_grad(|| Generation::new(&stage.decoder, adapter, request)?.run())?;
+            let made = no_grad(|| Generation::new(&*stage.model, adapter, request)?.run())?;
             let tokens = made.into_iter().next().map(|made| made.tokens).unwrap_or_default();
             samples.push((prompt.clone(), tokenizer.decode(&tokens, SpecialText::Skip)));
         }

@@ -1,7 +1,7 @@
 //! The model of a run and how ranks share it, for training and dry runs alike.
 
 use serde_json::{Map, Value};
-use weightloom_nn::{DecoderConfig, Parallel, Stage};
+use weightloom_nn::{Parallel, SharedDefinition, Stage};
 
 use crate::config::Config;
 use crate::error::TrainError;
@@ -12,7 +12,7 @@ use crate::spec::ModelSpec;
 pub(super) struct ModelPlan {
     /// The complete model config.
     pub(super) model: Map<String, Value>,
-    pub(super) decoder: DecoderConfig,
+    pub(super) definition: SharedDefinition,
     /// The tensor-parallel plan.
     pub(super) parallel: Parallel,
     pub(super) dims: ParallelDims,
@@ -30,11 +30,12 @@ impl ModelPlan {
         world: usize,
     ) -> Result<Self, TrainError> {
         let model = spec.config(&config.model, weights_config)?;
-        let decoder = spec.decoder(&model)?;
-        let parallel = spec.tp_plan(&decoder, &config.model.tp_plan)?;
+        let definition = spec.definition(&model)?;
+        let parallel = spec.tp_plan(&*definition, &config.model.tp_plan)?;
         let accelerator = &config.train.accelerator;
-        let dims = ParallelDims::new(accelerator, world, &decoder, &BatchSizes::of(config))?;
-        let stages = spec.stages(&decoder, dims.stages(), accelerator.layer_split.as_deref())?;
-        Ok(Self { model, decoder, parallel, dims, stages })
+        let dims = ParallelDims::new(accelerator, world, &*definition, &BatchSizes::of(config))?;
+        let stages = spec.stages(&*definition, dims.stages(), accelerator.layer_split.as_deref())?;
+        definition.check_stages(&stages)?;
+        Ok(Self { model, definition, parallel, dims, stages })
     }
 }

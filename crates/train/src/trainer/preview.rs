@@ -7,8 +7,9 @@ use weightloom_hub::Hub;
 use weightloom_hub::fetch::FetchObserver;
 
 use super::build::load_tokenizer;
+use super::weights::open_weights;
 use crate::config::Config;
-use crate::data::{DataSettings, DataSummary, Epochs, Example, Loader};
+use crate::data::{DataFormats, DataSettings, DataSummary, Epochs, Example, Loader};
 use crate::error::TrainError;
 use crate::spec::SpecRegistry;
 
@@ -30,18 +31,34 @@ pub fn preview_data(
     examples: usize,
     fetching: &dyn FetchObserver,
 ) -> Result<DataPreview, TrainError> {
+    let formats = DataFormats::standard();
+    preview_data_with(config, hub, specs, &formats, examples, fetching)
+}
+
+/// Reads the data of a config that may name a registered format, like
+/// [`preview_data`].
+pub fn preview_data_with(
+    config: &Config,
+    hub: &Hub,
+    specs: &SpecRegistry,
+    formats: &DataFormats,
+    examples: usize,
+    fetching: &dyn FetchObserver,
+) -> Result<DataPreview, TrainError> {
     let spec = specs.find(hub, &config.model.name)?;
-    let weights = config.model.weights_path.as_deref().map(|path| hub.open(path, fetching)).transpose()?;
+    let weights = config.model.weights_path.as_deref();
+    let weights = weights.map(|path| open_weights(hub, &*spec, path, fetching)).transpose()?;
     let model = spec.config(&config.model, weights.as_ref().map(weightloom_hub::Model::config))?;
-    let decoder = spec.decoder(&model)?;
+    let definition = spec.definition(&model)?;
     let text = load_tokenizer(config, hub, weights.as_ref(), fetching)?;
     let mut loader = Loader::new(DataSettings {
         config: config.data.clone(),
         tokenizer: text.tokenizer,
         templates: Arc::new(text.templates),
         seed: config.train.seed,
-        vocabulary: decoder.vocabulary,
+        vocabulary: definition.vocabulary(),
         epochs: Epochs::Endless,
+        formats: formats.clone(),
     })?;
     Ok(DataPreview { examples: loader.examples(examples)?, summary: loader.summary(&mut |_| {})? })
 }

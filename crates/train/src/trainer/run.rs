@@ -224,7 +224,7 @@ impl<'a> Run<'a> {
         let begin = Instant::now();
         let number = self.progress.step + 1;
         let micros = micro_batches(&batch.rows, self.micro_batch_size, &self.engine)?;
-        let learning_rate = self.rates.at(number);
+        let learning_rate = self.rates.checked_at(number)?;
         let mut hooks = CallbackHooks {
             callbacks: &mut self.callbacks,
             wants_stop: &mut self.wants_stop,

@@ -54,6 +54,16 @@ fn with(path: &str, value: Value) -> Value {
     all
 }
 
+/// Keys whose values may be registered by a program.
+const OPEN: [&str; 6] = [
+    "/train/optimizer/kind",
+    "/train/optimizer/options",
+    "/train/schedule/kind",
+    "/train/schedule/options",
+    "/train/logging/report_to",
+    "/data/format",
+];
+
 #[test]
 fn a_value_is_taken_exactly_if_the_types_take_it() {
     let probes = [
@@ -97,6 +107,10 @@ fn a_value_is_taken_exactly_if_the_types_take_it() {
                 !faults.iter().any(|problem| matches!(problem, Problem::Deserialize { .. })),
                 "{path} {probe}"
             );
+            // The types take any name and any options; what is registered decides.
+            if OPEN.contains(&path.as_str()) && fits.is_ok() && kinds > 0 {
+                continue;
+            }
             let wanted = nothing || fits.is_ok() && !in_a_row;
             assert_eq!(kinds == 0, wanted, "{path} = {probe}: {faults:?}");
             if let (Ok(found), Ok(fits)) = (&found, &fits) {

@@ -3,9 +3,8 @@
 use crate::setup::models;
 use serde_json::json;
 use weightloom_gang::GangSizes;
-use weightloom_nn::{
-    AttentionConfig, DecoderConfig, MlpConfig, Parallel, PositionConfig, RopeConfig, RopeScaling, Stage,
-};
+use weightloom_nn::{AttentionConfig, DecoderConfig, MlpConfig, Parallel, PositionConfig, RopeConfig, Stage};
+use weightloom_train::Extensions;
 use weightloom_train::config::Config;
 use weightloom_train::dry_run::{self, DryRun, DryRunSettings};
 
@@ -20,7 +19,7 @@ fn largest_llama() -> DecoderConfig {
         layers: 126,
         max_positions: 131_072,
         attention: AttentionConfig { heads: 128, kv_heads: 8, width: 128, ..base.attention },
-        positions: PositionConfig::Rope(RopeConfig { theta: 5e5, turned: None, scaling: RopeScaling::None }),
+        positions: PositionConfig::Rope(RopeConfig { theta: 5e5, ..RopeConfig::default() }),
         mlp: MlpConfig { inner: 53_248, ..base.mlp },
         initializer: 0.02,
         ..base
@@ -48,12 +47,13 @@ fn run(schedule: &str, vpp: usize, recompute: &str) -> DryRun {
         (0..16 * vpp).map(|stage| Stage::one_of(decoder.layers, stage, 16 * vpp).unwrap()).collect();
     let settings = DryRunSettings {
         config: &config,
-        decoder: &decoder,
+        definition: &decoder,
         parallel: &Parallel::default(),
         stages: &stages,
         sizes: GangSizes { pp: 16, tp: 8, sdp: Some(16) },
         world: WORLD,
         data: None,
+        extensions: &Extensions::standard(),
     };
     dry_run::run(&settings).unwrap()
 }

@@ -6,7 +6,7 @@ use crate::setup::{ROWS, Recipe, Setup, Trainer, Weights, batch, models};
 use weightloom_dtensor::DistContext;
 use weightloom_errors::Hint;
 use weightloom_gang::{GangOptions, GangSizes, Gangs, solo, threads};
-use weightloom_hub::{ModelLoadOptions, new_decoder};
+use weightloom_hub::{ModelLoadOptions, new_model};
 use weightloom_nn::{ActivationCheckpointing, IGNORED, Parallel, Stage};
 use weightloom_train::TrainError;
 use weightloom_train::config::{OptimizerConfig, PipelineSchedule};
@@ -101,7 +101,7 @@ fn engine(schedule: Schedule) -> Engine {
         dist: Some(Arc::clone(&dist)),
         ..ModelLoadOptions::default()
     };
-    let decoder = new_decoder(&config, &Parallel::default(), 7, &options).unwrap();
+    let decoder = new_model(&config, &Parallel::default(), 7, &options).unwrap();
     let optimizer = OptimizerConfig::default();
     let settings = EngineSettings {
         gangs,

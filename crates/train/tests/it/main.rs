@@ -7,7 +7,9 @@
 //!   TensorBoard.
 //! - `pipeline`, `pipeline_errors`, `pipeline_timeline`: pipeline schedules.
 //! - `engine`, `packing`, `parallelism`, `resume`, `torch_run`: training small models.
+//! - `published`: names and shapes in checkpoints of every family.
 //! - `dry_run`: dry runs of large models.
+//! - `own_extensions`: optimizers, schedules, sinks and formats of a user.
 //!
 //! Support: `setup` trains small models on thread ranks, `interpreter` executes
 //! pipeline schedules. `tests/memory.rs` is a binary by itself because it
@@ -24,12 +26,14 @@ mod events;
 mod examples;
 mod interpreter;
 mod optimizers;
+mod own_extensions;
 mod packing;
 mod parallel_dims;
 mod parallelism;
 mod pipeline;
 mod pipeline_errors;
 mod pipeline_timeline;
+mod published;
 mod reference;
 mod resume;
 mod schedules;

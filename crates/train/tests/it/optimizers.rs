@@ -50,7 +50,7 @@ fn weights_and_states_are_those_of_torch() {
         // Five steps of a few roundings each.
         let (dtype, tolerance) = if case.dtype == "f64" { (DType::F64, 4e-15) } else { (DType::F32, 2e-6) };
         let optimizer = from_config(&OptimizerConfig {
-            kind: case.kind,
+            kind: case.kind.clone(),
             betas: case.betas,
             eps: case.eps,
             momentum: case.momentum,

@@ -10,7 +10,7 @@ use weightloom_errors::Hint;
 use weightloom_hub::cards::StoreSettings;
 use weightloom_hub::fetch::FetchSettings;
 use weightloom_hub::{Families, Hub, YamlFamilyError};
-use weightloom_nn::{DecoderConfig, Parallel};
+use weightloom_nn::{Parallel, SharedDefinition};
 use weightloom_train::config::ModelConfig;
 use weightloom_train::spec::{FamilySpec, ModelSpec, NameProblem, SharedSpec, SpecError, SpecRegistry};
 
@@ -68,8 +68,8 @@ impl ModelSpec for Gentle {
         self.0.config(model, of_weights)
     }
 
-    fn decoder(&self, config: &Map<String, Value>) -> Result<DecoderConfig, SpecError> {
-        self.0.decoder(config)
+    fn definition(&self, config: &Map<String, Value>) -> Result<SharedDefinition, SpecError> {
+        self.0.definition(config)
     }
 
     fn keys(&self, config: &Map<String, Value>, index: &Index) -> Result<KeyMap, SpecError> {
@@ -149,7 +149,7 @@ fn an_unknown_name_lists_specs_folders_and_a_fix() {
     let error = refused(&[], "lama");
     let expected = "\
 unknown model spec `lama`
-  built in: gpt2, llama, mistral, qwen2, qwen3, qwen3_moe
+  built in: deepseek_v2, deepseek_v3, gemma, gemma2, gemma3_text, gpt2, llama, llama4_text, mistral, mixtral, olmo2, phi, phi3, qwen2, qwen3, qwen3_moe
   registered: none
   searched: none, because a name without a dot is built in";
     assert_eq!(error.to_string(), expected);
@@ -241,8 +241,8 @@ fn the_model_config_is_the_arch_or_the_weights_with_overrides() {
     wanted.arch = Some("smollm2_135m".to_owned());
     wanted.config_overrides = map(json!({"num_hidden_layers": 2, "rope_theta": 5e5}));
     let config = spec.config(&wanted, None).unwrap();
-    let decoder = spec.decoder(&config).unwrap();
-    assert_eq!((decoder.layers, decoder.hidden), (2, 576));
+    let decoder = spec.definition(&config).unwrap();
+    assert_eq!((decoder.layers(), decoder.hidden()), (2, 576));
     assert_eq!(config["rope_theta"], 5e5);
     // Weights by themselves, and an arch in the place of what they say.
     let mut own = map(json!({
@@ -251,8 +251,8 @@ fn the_model_config_is_the_arch_or_the_weights_with_overrides() {
     }));
     let plain = model("llama");
     let config = spec.config(&plain, Some(&own)).unwrap();
-    assert_eq!(spec.decoder(&config).unwrap().layers, 3);
-    assert_eq!(spec.decoder(&spec.config(&wanted, Some(&own)).unwrap()).unwrap().hidden, 576);
+    assert_eq!(spec.definition(&config).unwrap().layers(), 3);
+    assert_eq!(spec.definition(&spec.config(&wanted, Some(&own)).unwrap()).unwrap().hidden(), 576);
     // The changes alone may say everything.
     let mut said = model("llama");
     said.config_overrides = own.clone();
@@ -294,7 +294,7 @@ fn the_model_config_is_the_arch_or_the_weights_with_overrides() {
     let mut bad = wanted;
     bad.config_overrides = map(json!({"num_key_value_heads": 2}));
     let config = spec.config(&bad, None).unwrap();
-    assert!(matches!(spec.decoder(&config), Err(SpecError::Config { .. })), "9 heads over 2");
+    assert!(matches!(spec.definition(&config), Err(SpecError::Config { .. })), "9 heads over 2");
 }
 
 #[test]
@@ -326,12 +326,12 @@ fn names_in_checkpoints_lead_there_and_back() {
     assert!(back.rules.iter().all(|rule| !matches!(rule, KeyRule::Drop { .. })));
     assert!(back.rules.contains(&KeyRule::Rename {
         from: "model.embed_tokens.weight".to_owned(),
-        to: "wte.weight".to_owned()
+        to: "transformer.wte.weight".to_owned()
     }));
     assert!(
-        back.rules
-            .iter()
-            .any(|rule| matches!(rule, KeyRule::Join { to, .. } if to == "h.{}.attn.c_attn.weight"))
+        back.rules.iter().any(
+            |rule| matches!(rule, KeyRule::Join { to, .. } if to == "transformer.h.{}.attn.c_attn.weight")
+        )
     );
     // Fused and interleaved parts of a described model lead back too.
     let moe = find(&[examples()], "my_org.my_moe").unwrap();
@@ -347,15 +347,15 @@ fn sharing_stages_and_clipping_follow_from_the_family() {
     let spec = find(&[examples()], "my_org.my_moe").unwrap();
     let mut wanted = model("my_org.my_moe");
     wanted.arch = Some("tiny".to_owned());
-    let decoder = spec.decoder(&spec.config(&wanted, None).unwrap()).unwrap();
+    let decoder = spec.definition(&spec.config(&wanted, None).unwrap()).unwrap();
     assert_ne!(spec.parallel(), Parallel::default());
-    assert_eq!(spec.tp_plan(&decoder, &BTreeMap::new()), Ok(spec.parallel()));
+    assert_eq!(spec.tp_plan(&*decoder, &BTreeMap::new()), Ok(spec.parallel()));
     let changes = BTreeMap::from([("model.layers.*.mlp.experts.down_proj.weight".to_owned(), 0)]);
-    let shared = spec.tp_plan(&decoder, &changes).unwrap();
+    let shared = spec.tp_plan(&*decoder, &changes).unwrap();
     assert_eq!(shared.dim_of("model.layers.1.mlp.experts.down_proj.weight"), Some(0));
     assert_eq!(shared.dim_of("model.layers.1.mlp.experts.up_proj.weight"), Some(1));
-    let stages = spec.stages(&decoder, 2, Some(&[1, 1])).unwrap();
+    let stages = spec.stages(&*decoder, 2, Some(&[1, 1])).unwrap();
     assert_eq!(stages.iter().map(|stage| stage.layers.clone()).collect::<Vec<_>>(), [0..1, 1..2]);
-    assert!(matches!(spec.stages(&decoder, 3, None), Err(SpecError::Stages { .. })));
+    assert!(matches!(spec.stages(&*decoder, 3, None), Err(SpecError::Stages { .. })));
     assert!((spec.clip_factor(10.0, 1.0) - 0.1).abs() < 1e-6);
 }

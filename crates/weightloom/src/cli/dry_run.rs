@@ -224,6 +224,7 @@ mod tests {
     use weightloom::gang::GangSizes;
     use weightloom::nn::{Parallel, Stage};
     use weightloom::standard::Folders;
+    use weightloom::train::Extensions;
     use weightloom::train::config::Config;
     use weightloom::train::dry_run::{self, DryRunSettings};
 
@@ -232,7 +233,7 @@ mod tests {
     fn rendered(pp: usize, tp: usize, sdp: usize, world: usize, arch: &str) -> String {
         let hub = weightloom::standard::hub(&|_| None, &Folders::default()).unwrap();
         let family = hub.families.get("llama").unwrap();
-        let decoder = family.decoder(&family.maybe_arch_config(arch).unwrap()).unwrap();
+        let definition = family.definition(&family.maybe_arch_config(arch).unwrap()).unwrap();
         let config: Config = serde_json::from_value(json!({
             "model": { "name": "llama", "arch": arch },
             "data": { "type": "dummy", "max_seq_len": 8192 },
@@ -245,15 +246,16 @@ mod tests {
         }))
         .unwrap();
         let stages: Vec<Stage> =
-            (0..pp).map(|stage| Stage::one_of(decoder.layers, stage, pp).unwrap()).collect();
+            (0..pp).map(|stage| Stage::one_of(definition.layers(), stage, pp).unwrap()).collect();
         let settings = DryRunSettings {
             config: &config,
-            decoder: &decoder,
+            definition: &*definition,
             parallel: &Parallel::default(),
             stages: &stages,
             sizes: GangSizes { pp, tp, sdp: Some(sdp) },
             world,
             data: None,
+            extensions: &Extensions::standard(),
         };
         render(&dry_run::run(&settings).unwrap())
     }

@@ -102,20 +102,20 @@ impl RunArgs {
             let loaded = model.load(&options, &progress);
             (loaded, tokenizer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });
-        let (mut decoder, tokenizer) = (loaded?.decoder, tokenizer?);
+        let (mut loaded, tokenizer) = (loaded?.model, tokenizer?);
         let mut adapter = None;
         if let Some(folder) = folder {
             let source = Source::open(folder)?;
-            let loaded = model.adapter(&decoder, &source, &progress)?;
+            let made = model.adapter(&*loaded, &source, &progress)?;
             let scale = self.adapter_scale.unwrap_or(1.0);
             if self.merge {
-                decoder = merge_adapter(&decoder, &loaded, scale).map_err(HubError::from)?;
+                loaded = merge_adapter(&*loaded, &made, scale).map_err(HubError::from)?;
             } else {
-                adapter = Some((loaded, scale));
+                adapter = Some((made, scale));
             }
         }
         Ok(TextGenerator {
-            decoder,
+            model: loaded,
             adapter,
             tokenizer,
             templates: opened.templates()?,

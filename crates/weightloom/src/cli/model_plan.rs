@@ -7,7 +7,7 @@ use weightloom::gang::GangSizes;
 use weightloom::hub::HubError;
 use weightloom::hub::fetch::{FetchError, NetworkAccess};
 use weightloom::layout::{DType, Mesh};
-use weightloom::nn::{DecoderConfig, Parallel, Plan, Stage, parameters};
+use weightloom::nn::{DecoderConfig, ModelDefinition, Parallel, Plan, Stage};
 
 use super::failure::Failure;
 use super::hub::{ArgumentError, HubArgs};
@@ -83,7 +83,7 @@ pub(super) fn run(name: &str, sharing: &Sharing, hub: &HubArgs, output: Output) 
         }
     };
     let about = |problem| Failure::from(HubError::Config { about: format!("model `{name}`"), problem });
-    let decoder = family.decoder(&config).map_err(about)?;
+    let definition = family.definition(&config).map_err(about)?;
     // What checkpoints are published in.
     let dtype = sharing.dtype.or(own).unwrap_or(DType::Bf16);
     let world = sharing.sizes.pp * sharing.sizes.tp * sharing.dp;
@@ -99,11 +99,12 @@ pub(super) fn run(name: &str, sharing: &Sharing, hub: &HubArgs, output: Output) 
         Some(rank) => vec![rank],
         None => (0..world).collect(),
     };
-    let ranks = ranks.into_iter().map(|rank| plan(&decoder, &family.parallel(), mesh, rank, dtype, sharing));
+    let ranks =
+        ranks.into_iter().map(|rank| plan(&*definition, &family.parallel(), mesh, rank, dtype, sharing));
     let planned = Planned {
         model: name.to_owned(),
         family: family.name().to_owned(),
-        parameters: decoder.parameter_count(),
+        parameters: definition.parameter_count(),
         dtype: dtype.to_string(),
         mesh: mesh.to_string(),
         context: sharing.context,
@@ -128,7 +129,7 @@ fn not_cached(name: &str, error: HubError) -> Failure {
 }
 
 fn plan(
-    config: &DecoderConfig,
+    definition: &dyn ModelDefinition,
     parallel: &Parallel,
     mesh: Mesh,
     rank: usize,
@@ -137,8 +138,8 @@ fn plan(
 ) -> Result<Rank, HubError> {
     let nn = |error: weightloom::layout::MeshError| weightloom::nn::NnError::from(error);
     let coordinate = mesh.coordinate(rank).map_err(nn)?;
-    let stage = Stage::one_of(config.layers, coordinate[0], sharing.sizes.pp)?;
-    let specs = parameters(config, &stage);
+    let stage = Stage::one_of(definition.layers(), coordinate[0], sharing.sizes.pp)?;
+    let specs = definition.parameters(&stage);
     let local_mesh = mesh.sub_mesh(rank, &["rdp", "sdp", "tp"]).map_err(nn)?;
     let plan = Plan::new(parallel, &specs, local_mesh)?;
     let (mut held, mut gathered) = (0, 0);
@@ -159,12 +160,14 @@ fn plan(
             });
         }
     }
-    // Heads of keys and values go where the weights that make them go.
-    let attention = &config.attention;
-    let kv_heads = attention.kv_heads.div_ceil(sharing.sizes.tp);
-    let positions = sharing.context as u64;
-    let cache =
-        2 * stage.layers.len() as u64 * (kv_heads * attention.width * dtype.size()) as u64 * positions;
+    let per_layer = match definition.downcast::<DecoderConfig>() {
+        // Heads of keys and values go where the weights that make them go.
+        Some(DecoderConfig { attention, .. }) => {
+            2 * attention.kv_heads.div_ceil(sharing.sizes.tp) * attention.width * dtype.size()
+        }
+        None => definition.cache_bytes_per_layer(dtype),
+    };
+    let cache = stage.layers.len() as u64 * per_layer as u64 * sharing.context as u64;
     let weights = held * dtype.size() as u64;
     Ok(Rank {
         rank,

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use weightloom::errors::Hint;
 use weightloom::hub::cards::Card;
 use weightloom::hub::{Hub, YamlFamily, arch_config};
-use weightloom::nn::{DecoderConfig, Parallel, Stage, parameters};
+use weightloom::nn::{DecoderConfig, Parallel};
 
 use super::failure::Failure;
 use super::hub::HubArgs;
@@ -201,10 +201,15 @@ struct Arch {
     parameters: u64,
     layers: usize,
     hidden: usize,
-    heads: usize,
-    kv_heads: usize,
+    /// `None` for a model that is not our decoder.
+    heads: Option<usize>,
+    kv_heads: Option<usize>,
     vocabulary: usize,
-    positions: usize,
+    positions: Option<usize>,
+}
+
+fn number(number: Option<usize>) -> String {
+    number.map_or_else(|| "–".to_owned(), |number| number.to_string())
 }
 
 fn archs(args: &ListArgs, output: Output) -> Result<ExitCode, Failure> {
@@ -221,15 +226,16 @@ fn archs(args: &ListArgs, output: Output) -> Result<ExitCode, Failure> {
         }
         let arch = |name: String| {
             let config = arch_config(&*family, &name).ok()?;
-            let decoder = family.decoder(&config).ok()?;
+            let definition = family.definition(&config).ok()?;
+            let attention = definition.downcast::<DecoderConfig>().map(|decoder| &decoder.attention);
             Some(Arch {
-                parameters: decoder.parameter_count(),
-                layers: decoder.layers,
-                hidden: decoder.hidden,
-                heads: decoder.attention.heads,
-                kv_heads: decoder.attention.kv_heads,
-                vocabulary: decoder.vocabulary,
-                positions: decoder.max_positions,
+                parameters: definition.parameter_count(),
+                layers: definition.layers(),
+                hidden: definition.hidden(),
+                heads: attention.map(|attention| attention.heads),
+                kv_heads: attention.map(|attention| attention.kv_heads),
+                vocabulary: definition.vocabulary(),
+                positions: definition.context_length(),
                 name,
             })
         };
@@ -249,10 +255,10 @@ fn archs(args: &ListArgs, output: Output) -> Result<ExitCode, Failure> {
                     short(arch.parameters),
                     arch.layers.to_string(),
                     arch.hidden.to_string(),
-                    arch.heads.to_string(),
-                    arch.kv_heads.to_string(),
+                    number(arch.heads),
+                    number(arch.kv_heads),
                     arch.vocabulary.to_string(),
-                    arch.positions.to_string(),
+                    number(arch.positions),
                 ]);
             }
         }
@@ -348,17 +354,16 @@ fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
                 problem,
             })
         };
-        let decoder = family.decoder(&config).map_err(about)?;
-        let count = decoder.parameter_count();
+        let definition = family.definition(&config).map_err(about)?;
+        let count = definition.parameter_count();
         let sizes = [("f32", 4), ("bf16", 2), ("f8", 1)];
         shown.bytes = Some(
             sizes.into_iter().map(|(name, size)| (name.to_owned(), Value::from(count * size))).collect(),
         );
         shown.family = Some(family.name().to_owned());
         shown.parameters = Some(count);
-        let specs = parameters(&decoder, &Stage::whole(decoder.layers));
-        shown.sharding = Some(family.parallel().restricted_to(&specs));
-        shown.decoder = Some(decoder);
+        shown.sharding = Some(family.parallel().restricted_to(&definition.all_parameters()));
+        shown.decoder = definition.downcast::<DecoderConfig>().cloned();
         shown.config = Some(config);
     }
     output.show(&shown, show_text)
@@ -464,5 +469,5 @@ fn check_card(hub: &Hub, name: &str, card: Card) -> Option<(String, Option<Strin
         Err(error) => return Some((error.to_string(), error.hint())),
     };
     let (family, config) = found.known?;
-    family.decoder(&config).err().map(|error| (format!("card `{name}`: {error}"), error.hint()))
+    family.definition(&config).err().map(|error| (format!("card `{name}`: {error}"), error.hint()))
 }

@@ -244,7 +244,7 @@ fn log_line(record: &Record, state: &TrainerState<'_>) -> String {
 impl Callback for Reporter {
     fn on_init_end(&mut self, state: &TrainerState<'_>) -> CallbackResult {
         let stage = state.engine.stages().first();
-        let parameters = stage.map_or(0, |stage| stage.decoder.config().parameter_count());
+        let parameters = stage.map_or(0, |stage| stage.model.definition().parameter_count());
         let what = match stage.is_some_and(|stage| stage.adapter.is_some()) {
             true => "a LoRA adapter for ",
             false => "",

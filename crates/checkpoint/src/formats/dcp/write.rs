@@ -21,6 +21,7 @@ use crate::formats::FormatError;
 use crate::formats::pickle::PickleWriter;
 use crate::formats::torch::dtype_name;
 use crate::formats::zip::{ZipError, ZipLayout};
+use crate::tree::{PathSegment, Paths};
 
 /// Alignment of items, and so of their data.
 const ALIGNMENT: u64 = 64;
@@ -227,6 +228,12 @@ struct Stored {
 /// The bytes of `.metadata` for the items of all ranks, which must cover every
 /// tensor exactly once.
 pub fn metadata(ranks: &[DcpRank]) -> Result<Vec<u8>, FormatError> {
+    metadata_with_paths(ranks, &Paths::new())
+}
+
+/// As [`metadata`], with the paths of nested names, by which torch restores
+/// dicts.
+pub fn metadata_with_paths(ranks: &[DcpRank], paths: &Paths) -> Result<Vec<u8>, FormatError> {
     let mut tensors: BTreeMap<&str, Gathered<'_>> = BTreeMap::new();
     let mut values: BTreeMap<&str, Stored> = BTreeMap::new();
     for (rank, contents) in ranks.iter().enumerate() {
@@ -259,10 +266,14 @@ pub fn metadata(ranks: &[DcpRank]) -> Result<Vec<u8>, FormatError> {
         check_tiling(shape, &regions)
             .map_err(|problem| DcpError::Tiling { tensor: name.to_owned(), problem })?;
     }
-    Ok(write_metadata(&tensors, &values))
+    Ok(write_metadata(&tensors, &values, paths))
 }
 
-fn write_metadata(tensors: &BTreeMap<&str, Gathered<'_>>, values: &BTreeMap<&str, Stored>) -> Vec<u8> {
+fn write_metadata(
+    tensors: &BTreeMap<&str, Gathered<'_>>,
+    values: &BTreeMap<&str, Stored>,
+    paths: &Paths,
+) -> Vec<u8> {
     let mut writer = PickleWriter::new();
     writer.object(RECORDS, "Metadata", |state| {
         state.dict(|fields| {
@@ -277,12 +288,15 @@ fn write_metadata(tensors: &BTreeMap<&str, Gathered<'_>>, values: &BTreeMap<&str
                     dict.bare_object(RECORDS, "BytesStorageMetadata");
                 }
             });
-            // The path of each name: here, a single key.
             fields.text("planner_data");
             fields.dict(|dict| {
                 for name in tensors.keys().chain(values.keys()) {
                     dict.text(name);
-                    dict.tuple(|path| path.text(name));
+                    match paths.get(*name) {
+                        Some(path) => dict.tuple(|tuple| write_path(tuple, path)),
+                        // A name without a path is a single key.
+                        None => dict.tuple(|path| path.text(name)),
+                    }
                 }
             });
             fields.text("storage_data");
@@ -303,6 +317,17 @@ fn write_metadata(tensors: &BTreeMap<&str, Gathered<'_>>, values: &BTreeMap<&str
         });
     });
     writer.finish()
+}
+
+fn write_path(tuple: &mut PickleWriter, path: &[PathSegment]) {
+    for segment in path {
+        match segment {
+            PathSegment::Key(key) => tuple.text(key),
+            PathSegment::Index(number) => tuple.int(*number as i128),
+            // The value says that it is an empty dict or list.
+            PathSegment::Empty => {}
+        }
+    }
 }
 
 fn write_tensor(writer: &mut PickleWriter, tensor: &Gathered<'_>) {

@@ -5,6 +5,7 @@ use weightloom_errors::{Hint, name_list};
 use weightloom_hub::HubError;
 
 use super::DEVICES;
+use crate::backend::UnknownBackend;
 use crate::backend::api::ApiError;
 use crate::backend::custom::CustomError;
 use crate::error::BackendError;
@@ -40,6 +41,10 @@ pub enum BuildError {
     NoEmbeddingModel { key: String, path: String },
     #[error("`{key}`: `{other}` names another embedding model")]
     TwoEmbeddingModels { key: String, other: String },
+    #[error("`{key}`: {source}")]
+    Kind { key: String, source: UnknownBackend },
+    #[error("`{key}`: {message}")]
+    Options { key: String, message: String },
     #[error(transparent)]
     Backend(#[from] BackendError),
 }
@@ -84,6 +89,8 @@ impl Hint for BuildError {
             Self::Model { source, .. } => source.hint(),
             Self::Api { source, .. } => source.hint(),
             Self::Custom { source, .. } => source.hint(),
+            Self::Kind { source, .. } => source.hint(),
+            Self::Options { .. } => None,
             Self::Backend(error) => error.hint(),
         }
     }

@@ -31,6 +31,7 @@ fn model(entry: EntryPoint, base: &str) -> CustomModel {
         entry_point: None,
         endpoint: None,
         timeout_s: None,
+        options: None,
     };
     CustomModel { entry, folder: fixtures(), spec: Box::new(spec) }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use weightloom_checkpoint::Source;
 use weightloom_hub::text::{ChatContext, ChatTemplate, ChatTemplates, Tokenizer};
 use weightloom_hub::{HubError, Model, ModelLoadOptions};
-use weightloom_nn::{Adapter, Decoder, DecoderConfig, NnError};
+use weightloom_nn::{self as nn, Adapter, ModelDefinition, NnError};
 
 use super::variant::{Side, Variant, variant};
 use super::{LocalOptions, Tuned};
@@ -15,7 +15,7 @@ use crate::view::View;
 
 /// The base and tuned model in memory.
 pub(super) struct Engine {
-    pub(super) base: Decoder,
+    pub(super) base: Box<dyn nn::Model>,
     tuned: TunedWeights,
     pub(super) tokenizer: Tokenizer,
     templates: ChatTemplates,
@@ -30,7 +30,7 @@ pub(super) struct Engine {
 enum TunedWeights {
     None,
     Adapter(Arc<Adapter>),
-    Decoder(Box<Decoder>),
+    Model(Box<dyn nn::Model>),
 }
 
 impl Engine {
@@ -41,16 +41,16 @@ impl Engine {
             read_mode: options.read_mode,
             ..ModelLoadOptions::default()
         };
-        let base = model.load(&load_options(), &())?.decoder;
+        let base = model.load(&load_options(), &())?.model;
         let mut adapter_tokenizer = None;
         let tuned = match side {
             Tuned::None => TunedWeights::None,
             Tuned::Adapter(folder) => {
-                let adapter = model.adapter(&base, &Source::open(folder)?, &())?;
+                let adapter = model.adapter(&*base, &Source::open(folder)?, &())?;
                 adapter_tokenizer = tokenizer_of(folder)?;
                 TunedWeights::Adapter(Arc::new(adapter))
             }
-            Tuned::Model(other) => TunedWeights::Decoder(Box::new(other.load(&load_options(), &())?.decoder)),
+            Tuned::Model(other) => TunedWeights::Model(other.load(&load_options(), &())?.model),
         };
         let tokenizer = adapter_tokenizer.map_or_else(|| model.tokenizer(), Ok)?;
         let defaults = model.generation_defaults()?;
@@ -78,17 +78,17 @@ impl Engine {
         self.templates.pick(&ChatContext::default())
     }
 
-    pub(super) fn decoder(&self, side: Side) -> &Decoder {
+    pub(super) fn model(&self, side: Side) -> &dyn nn::Model {
         match (&self.tuned, side) {
-            (TunedWeights::Decoder(tuned), Side::Tuned) => tuned,
-            _ => &self.base,
+            (TunedWeights::Model(tuned), Side::Tuned) => &**tuned,
+            _ => &*self.base,
         }
     }
 
-    /// The config of the tuned decoder, if it is a separate one.
-    pub(super) fn tuned_config(&self) -> Option<&DecoderConfig> {
+    /// The definition of the tuned model, if it is a separate one.
+    pub(super) fn tuned_definition(&self) -> Option<&dyn ModelDefinition> {
         match &self.tuned {
-            TunedWeights::Decoder(tuned) => Some(tuned.config()),
+            TunedWeights::Model(tuned) => Some(tuned.definition()),
             _ => None,
         }
     }
@@ -97,8 +97,8 @@ impl Engine {
     pub(super) fn check_view(&self, backend: &str, view: &View) -> Result<(), QueryError> {
         let is_supported = match (&self.tuned, view) {
             (_, View::Base) | (TunedWeights::Adapter(_), _) => true,
-            (TunedWeights::Decoder(_), View::Tuned) => true,
-            (TunedWeights::None | TunedWeights::Decoder(_), _) => false,
+            (TunedWeights::Model(_), View::Tuned) => true,
+            (TunedWeights::None | TunedWeights::Model(_), _) => false,
         };
         if !is_supported {
             let query = format!("queries of the view `{view}`");
@@ -123,8 +123,8 @@ impl Engine {
     /// The variant of a view.
     pub(super) fn variant(&self, view: &View) -> Result<Variant, NnError> {
         match (&self.tuned, view) {
-            (TunedWeights::Adapter(adapter), view) => variant(view, &self.base, adapter),
-            (TunedWeights::Decoder(_), View::Tuned) => Ok(Variant::plain(Side::Tuned)),
+            (TunedWeights::Adapter(adapter), view) => variant(view, &*self.base, adapter),
+            (TunedWeights::Model(_), View::Tuned) => Ok(Variant::plain(Side::Tuned)),
             _ => Ok(Variant::plain(Side::Base)),
         }
     }

@@ -23,7 +23,7 @@ pub(super) fn generate_all(
         return Ok(());
     }
     let mut order: Vec<(usize, &GenerateRequest)> = requests.to_vec();
-    // Rows of a batch share a decoder, a length limit and stop tokens; rows of a variant are
+    // Rows of a batch share a model, a length limit and stop tokens; rows of a variant are
     // neighbours.
     order.sort_by_cached_key(|(_, request)| {
         let variant = variants.index(&request.view);
@@ -69,7 +69,7 @@ fn generate_batch(
     }
     let mut remaining: Vec<(usize, &GenerateRequest)> = requests.to_vec();
     while let Some((_, first)) = remaining.first() {
-        let decoder = engine.decoder(variants.of(&first.view).side);
+        let model = engine.model(variants.of(&first.view).side);
         let groups =
             group_by_adapter(remaining.iter().map(|(_, request)| variants.of(&request.view).adapter()));
         let request = weightloom_nn::GenerateRequest {
@@ -86,7 +86,7 @@ fn generate_batch(
             repetition_penalty: engine.repetition_penalty,
             ..request.sampling.clone()
         });
-        let generation = Generation::new(decoder, &groups[..], request)?;
+        let generation = Generation::new(model, &groups[..], request)?;
         match generation.with_row_sampling(sampling)?.run() {
             Ok(rows) => {
                 for (row, (question, _)) in rows.iter().zip(&remaining) {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use weightloom_hub::text::{
     ChatContext, ChatTemplate, GenerationPrompt, Message, RenderedAnswer, Special, SpecialText, Tokenizer,
 };
-use weightloom_nn::{DecoderConfig, PositionConfig, Sampling, SamplingError};
+use weightloom_nn::{ModelDefinition, Sampling, SamplingError};
 
 use crate::answer::{Answer, Rolling};
 use crate::error::QueryError;
@@ -103,13 +103,13 @@ fn excerpt(text: &str) -> String {
     }
 }
 
-/// Tokenizes questions and checks that the decoders can process them.
+/// Tokenizes questions and checks that the models can process them.
 pub(super) struct RequestBuilder<'a> {
     tokenizer: &'a Tokenizer,
     /// Renders messages; none if the model has no chat template.
     template: Option<&'a ChatTemplate>,
-    /// Configs of all decoders in use.
-    configs: Vec<&'a DecoderConfig>,
+    /// Definitions of all models in use.
+    definitions: Vec<&'a dyn ModelDefinition>,
     /// Tokens by text: many views share a text.
     cache: RefCell<HashMap<(String, Special), Vec<u32>>>,
 }
@@ -118,9 +118,9 @@ impl<'a> RequestBuilder<'a> {
     pub(super) fn new(
         tokenizer: &'a Tokenizer,
         template: Option<&'a ChatTemplate>,
-        configs: Vec<&'a DecoderConfig>,
+        definitions: Vec<&'a dyn ModelDefinition>,
     ) -> Self {
-        Self { tokenizer, template, configs, cache: RefCell::default() }
+        Self { tokenizer, template, definitions, cache: RefCell::default() }
     }
 
     pub(super) fn build(&self, question: &Question) -> Result<Request, QueryError> {
@@ -256,21 +256,21 @@ impl<'a> RequestBuilder<'a> {
         self.template.ok_or_else(|| QueryError::Failed { message: message() })
     }
 
-    /// Rejects tokens that a decoder cannot process, so that they do not fail
+    /// Rejects tokens that a model cannot process, so that they do not fail
     /// the batch they would share with others.
     fn check(&self, tokens: Vec<u32>) -> Result<Vec<u32>, QueryError> {
         if tokens.is_empty() {
             return Err(QueryError::EmptyText);
         }
-        for config in &self.configs {
-            let (vocabulary, max_positions) = (config.vocabulary, config.max_positions);
+        for definition in &self.definitions {
+            let vocabulary = definition.vocabulary();
             if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
                 let message = format!(
                     "token {token} of the tokenizer is outside the model's vocabulary of {vocabulary}"
                 );
                 return Err(QueryError::Failed { message });
             }
-            if config.positions == PositionConfig::Learned && tokens.len() > max_positions {
+            if let Some(max_positions) = definition.max_positions().filter(|most| tokens.len() > *most) {
                 let length = tokens.len();
                 let message = format!("the text has {length} tokens, but the model accepts {max_positions}");
                 return Err(QueryError::Failed { message });

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use weightloom_dtensor::DTensor;
 use weightloom_layout::{DType, Layout};
-use weightloom_nn::{Decoder, NnError, PrefixTreeOutput, Sequence};
+use weightloom_nn::{Model, NnError, Sequence, SequenceOutput};
 use weightloom_tensor::{Tensor, no_grad};
 
 use super::batch::{BatchItem, batch_ends, sort};
@@ -92,7 +92,7 @@ impl<'a> ScoringPass<'a> {
                     .filter(|((_, variant), _)| self.variants.all[*variant].side == side)
                     .collect();
                 if !batch.is_empty() {
-                    self.score_batch(self.engine.decoder(side), &batch, sink)?;
+                    self.score_batch(self.engine.model(side), &batch, sink)?;
                 }
             }
             start = end;
@@ -103,26 +103,26 @@ impl<'a> ScoringPass<'a> {
 
     fn score_batch(
         &mut self,
-        decoder: &Decoder,
+        model: &dyn Model,
         batch: &[Scored<'_>],
         sink: &mut dyn AnswerSink,
     ) -> Result<(), NnError> {
         let adapters: Vec<_> = self.variants.all.iter().map(|variant| variant.adapter()).collect();
         let sequences: Vec<Sequence<'_>> =
             batch.iter().map(|((tokens, variant), _)| Sequence { tokens, adapter: *variant }).collect();
-        let output = decoder.forward_prefix_tree(&sequences, &adapters)?;
+        let output = model.forward_sequences(&sequences, &adapters)?;
         no_grad(|| {
-            self.token_logprobs(decoder, &output, batch, sink)?;
-            self.next_tokens(&output, batch, sink)?;
-            self.embeddings(&output, batch, sink)
+            self.token_logprobs(model, &*output, batch, sink)?;
+            self.next_tokens(&*output, batch, sink)?;
+            self.embeddings(&*output, batch, sink)
         })
     }
 
     /// Answers requests for log-probabilities of given tokens.
     fn token_logprobs(
         &self,
-        decoder: &Decoder,
-        output: &PrefixTreeOutput<'_>,
+        model: &dyn Model,
+        output: &dyn SequenceOutput,
         batch: &[Scored<'_>],
         sink: &mut dyn AnswerSink,
     ) -> Result<(), NnError> {
@@ -145,8 +145,8 @@ impl<'a> ScoringPass<'a> {
             let targets: Vec<i64> =
                 positions.iter().map(|&(row, position)| i64::from(batch[row].0.0[position + 1])).collect();
             let targets = Tensor::from_slice(&targets, &[positions.len(), 1])?;
-            let replicated = Layout::replicated(decoder.plan().mesh());
-            let targets = DTensor::distribute(decoder.dist(), &targets, replicated)?;
+            let replicated = Layout::replicated(model.plan().mesh());
+            let targets = DTensor::distribute(model.dist(), &targets, replicated)?;
             let all = output.logits(positions)?.cast(DType::F32)?.log_softmax(1)?;
             logprobs.extend(all.gather(1, &targets)?.full_tensor()?.to_vec::<f32>()?);
         }
@@ -164,7 +164,7 @@ impl<'a> ScoringPass<'a> {
     /// Answers requests for next-token distributions.
     fn next_tokens(
         &mut self,
-        output: &PrefixTreeOutput<'_>,
+        output: &dyn SequenceOutput,
         batch: &[Scored<'_>],
         sink: &mut dyn AnswerSink,
     ) -> Result<(), NnError> {
@@ -228,7 +228,7 @@ impl<'a> ScoringPass<'a> {
     /// Answers requests for mean hidden states.
     fn embeddings(
         &self,
-        output: &PrefixTreeOutput<'_>,
+        output: &dyn SequenceOutput,
         batch: &[Scored<'_>],
         sink: &mut dyn AnswerSink,
     ) -> Result<(), NnError> {

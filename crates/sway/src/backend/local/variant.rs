@@ -1,21 +1,21 @@
-//! Views as decoders with adapters.
+//! Views as models with adapters.
 
 use std::sync::Arc;
 
-use weightloom_nn::{Adapter, AdapterTensor, AdapterTensorKind, Decoder, NnError};
+use weightloom_nn::{Adapter, AdapterTensor, AdapterTensorKind, Model, NnError};
 use weightloom_tensor::Stream;
 
 use super::torch_rng::TorchRng;
 use crate::view::View;
 
-/// The decoder that a variant runs on.
+/// The model that a variant runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Side {
     Base,
     Tuned,
 }
 
-/// A decoder with an optional adapter of some strength.
+/// A model with an optional adapter of some strength.
 #[derive(Clone, Debug)]
 pub(super) struct Variant {
     pub(super) side: Side,
@@ -24,7 +24,7 @@ pub(super) struct Variant {
 }
 
 impl Variant {
-    /// A decoder without an adapter.
+    /// A model without an adapter.
     pub(super) fn plain(side: Side) -> Self {
         Self { side, adapter: None, strength: 0.0 }
     }
@@ -53,7 +53,7 @@ impl Variant {
 }
 
 /// The variant of a view, derived from an adapter.
-pub(super) fn variant(view: &View, base: &Decoder, adapter: &Arc<Adapter>) -> Result<Variant, NnError> {
+pub(super) fn variant(view: &View, base: &dyn Model, adapter: &Arc<Adapter>) -> Result<Variant, NnError> {
     Ok(match view {
         View::Base => Variant::plain(Side::Base),
         View::Tuned => Variant::adapted(Arc::clone(adapter), 1.0),
@@ -80,7 +80,7 @@ fn has_module_prefix(name: &str, prefix: &str) -> bool {
 /// The adapter with normal noise in both matrices of each projection, drawn
 /// from one generator as in dlm-sway.
 pub(super) fn random_adapter(
-    base: &Decoder,
+    base: &dyn Model,
     adapter: &Adapter,
     seed: u64,
     std_dev: f64,
@@ -97,7 +97,7 @@ pub(super) fn random_adapter(
 /// The adapter in a random direction: inputs and outputs of each module are
 /// permuted and their signs flipped at random. Ranks, norms and singular values
 /// of each module's weight change are preserved exactly.
-pub(super) fn matched_adapter(base: &Decoder, adapter: &Adapter, seed: u64) -> Result<Adapter, NnError> {
+pub(super) fn matched_adapter(base: &dyn Model, adapter: &Adapter, seed: u64) -> Result<Adapter, NnError> {
     let mut tensors = 0;
     adapter.transform(base, |tensor| {
         tensors += 1;
@@ -164,7 +164,7 @@ mod tests {
     use serde_json::{Map, Value};
     use weightloom_checkpoint::Source;
     use weightloom_dtensor::DTensor;
-    use weightloom_hub::{Families, ModelLoadOptions, load_adapter, load_decoder};
+    use weightloom_hub::{Families, ModelLoadOptions, load_adapter, load_model};
 
     use super::*;
 
@@ -173,7 +173,7 @@ mod tests {
     }
 
     /// The tiny model, its adapter, and the reference values of its views.
-    fn tiny() -> (Decoder, Adapter, Value) {
+    fn tiny() -> (Box<dyn Model>, Adapter, Value) {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny");
         let mut families = Families::new();
         weightloom_models::register(&mut families).unwrap();
@@ -182,12 +182,12 @@ mod tests {
         let family = families.of_config(&config).unwrap().clone();
         let source = Source::open(folder.join("model/model.safetensors")).unwrap();
         let keys = family.keys(&config, &source.index).unwrap();
-        let made = family.decoder(&config).unwrap();
+        let made = family.definition(&config).unwrap();
         let options = ModelLoadOptions::default();
-        let loaded = load_decoder(&source, &made, &keys, &family.parallel(), &options, &()).unwrap();
+        let loaded = load_model(&source, &*made, &keys, &family.parallel(), &options, &()).unwrap();
         let source = Source::open(folder.join("adapter")).unwrap();
-        let adapter = load_adapter(&source, &loaded.decoder, &*family, &config, &()).unwrap();
-        (loaded.decoder, adapter, json(&folder.join("views.json")))
+        let adapter = load_adapter(&source, &*loaded.model, &*family, &config, &()).unwrap();
+        (loaded.model, adapter, json(&folder.join("views.json")))
     }
 
     fn values(x: &DTensor) -> Vec<f32> {
@@ -196,9 +196,9 @@ mod tests {
 
     #[test]
     fn random_adapters_match_dlm_sway() {
-        let (decoder, adapter, views) = tiny();
+        let (model, adapter, views) = tiny();
         for seed in [1000, 1001] {
-            let made = random_adapter(&decoder, &adapter, seed, 0.02).unwrap();
+            let made = random_adapter(&*model, &adapter, seed, 0.02).unwrap();
             let expected = views[format!("null_{seed}")]["noise_head"].as_object().unwrap();
             assert_eq!(expected.len(), made.matrices().len());
             for (name, matrix) in made.matrices() {
@@ -213,14 +213,14 @@ mod tests {
 
     #[test]
     fn matched_adapters_keep_norms_and_change_directions() {
-        let (decoder, adapter, _) = tiny();
+        let (model, adapter, _) = tiny();
         let changes = |adapter: &Adapter| -> Vec<Vec<f32>> {
             let matrices = adapter.matrices();
             matrices.chunks_exact(2).map(|pair| values(&pair[1].1.matmul(pair[0].1).unwrap())).collect()
         };
         let norm = |x: &[f32]| x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
         for seed in 0..5 {
-            let made = changes(&matched_adapter(&decoder, &adapter, seed).unwrap());
+            let made = changes(&matched_adapter(&*model, &adapter, seed).unwrap());
             for (made, own) in made.iter().zip(changes(&adapter)) {
                 assert!((norm(made) / norm(&own) - 1.0).abs() < 1e-6);
                 let product: f64 = made.iter().zip(&own).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();

@@ -9,7 +9,7 @@ use super::drawing::{Curve, Spread};
 use super::scale::Scale;
 use crate::attribution::{LayerShare, LayerShares};
 use crate::probe::{
-    Chart, ChartBar, Kind, NullAdapter, NullAdapterEvidence, NullComparison, ProbeKind, Shape, kinds,
+    Chart, ChartBar, NullAdapter, NullAdapterEvidence, NullComparison, ProbeKind, Shape, built_in, kinds,
 };
 use crate::record::Record;
 use crate::report::{Report, format};
@@ -64,32 +64,43 @@ struct Collector<'a> {
 }
 
 impl Collector<'_> {
-    fn add(&mut self, id: &'static str, title: &'static str, about: &'static str, figures: Vec<Figure>) {
+    fn add(&mut self, id: &str, title: &str, about: &str, figures: Vec<Figure>) {
         let more = figures.len().saturating_sub(self.limits.charts);
         if more > 0 {
             self.cut.push(format!("{more} more charts of “{title}” are omitted"));
         }
         let charts: Vec<Figure> = figures.into_iter().take(self.limits.charts).collect();
         if !charts.is_empty() {
+            let [id, title, about] = [id, title, about].map(str::to_owned);
             self.groups.push(Group { id, title, about, charts });
         }
     }
 }
 
-/// All charts of a report: those of each kind, then the shares of layers, then
-/// the comparison with noise.
+/// All charts of a report: those of each built-in kind, those of other kinds in
+/// the order of the suite, the shares of layers, and the comparison with noise.
 pub(super) fn charts(report: &Report, limits: Limits, cut: &mut Vec<String>) -> Vec<Group> {
     let mut collector = Collector { limits, groups: Vec::new(), cut };
     let shown = || report.probes.iter().take(limits.probes);
-    for kind in kinds() {
-        let mut about = "";
-        let mut figures = Vec::new();
-        for record in shown().filter(|record| record.kind == kind.name()) {
-            let Some(chart) = kind.chart(&record.evidence, report.statistics) else { continue };
-            about = chart.about;
-            figures.extend(figure(kind, record, chart, figures.len(), limits));
+    let mut groups: Vec<(&str, String)> =
+        kinds().iter().map(|kind| (kind.name(), kind.name().to_owned())).collect();
+    for record in shown().filter(|record| built_in(&record.kind).is_none()) {
+        if groups.iter().all(|(kind, _)| *kind != record.kind) {
+            // The name of a kind in a report file may be any text, so it cannot be an id.
+            let id = format!("own-{}", groups.len() - kinds().len());
+            groups.push((&record.kind, id));
         }
-        collector.add(kind.name(), kind.about.title, about, figures);
+    }
+    for (kind, id) in groups {
+        let (mut title, mut about) = (String::new(), String::new());
+        let mut figures = Vec::new();
+        for record in shown().filter(|record| record.kind == kind) {
+            let Some(chart) = record.chart(report.statistics) else { continue };
+            title = cropped(&record.about().title, 80);
+            about = cropped(&chart.about, limits.letters);
+            figures.extend(figure(format!("{id}-{}", figures.len()), record, chart.into_owned(), limits));
+        }
+        collector.add(&id, &title, &about, figures);
     }
     let layers = shown().enumerate().flat_map(|(index, record)| layers(record, index, limits));
     collector.add(
@@ -119,18 +130,23 @@ pub(super) fn charts(report: &Report, limits: Limits, cut: &mut Vec<String>) -> 
 }
 
 /// Draws the chart of a record.
-fn figure(kind: &Kind, record: &Record, chart: Chart, index: usize, limits: Limits) -> Option<Figure> {
-    let id = format!("{}-{index}", kind.name());
-    let title = format!("{}: {}", cropped(&record.name, 80), chart.caption);
+fn figure(id: String, record: &Record, chart: Chart, limits: Limits) -> Option<Figure> {
+    let title = format!("{}: {}", cropped(&record.name, 80), cropped(&chart.caption, 160));
     match chart.shape {
         Shape::Curve { mut points, axes, mark } => {
             points.truncate(limits.marks);
             let rows = points.iter().map(|(x, y)| Row::plain(short(*x), short(*y))).collect();
-            let mark = mark.map(|(x, label)| (x, format!("{label} at {}", short(x))));
-            let svg = Curve { id: &id, title: &title, points: &points, axes, mark }.svg();
-            Some(Figure { svg: Some(svg), columns: axes.map(capitalised).to_vec(), id, title, rows })
+            let mark = mark.map(|(x, label)| (x, format!("{} at {}", cropped(&label, 40), short(x))));
+            let axes = axes.map(|axis| cropped(&axis, 80));
+            let labels = [axes[0].as_str(), axes[1].as_str()];
+            let svg = Curve { id: &id, title: &title, points: &points, axes: labels, mark }.svg();
+            let columns = labels.map(capitalised).to_vec();
+            Some(Figure { svg: Some(svg), columns, id, title, rows })
         }
-        Shape::Bars { columns, bars } => bar_table(id, title, columns, bars, limits),
+        Shape::Bars { columns, bars } => {
+            let columns = columns.map(|column| cropped(&column, 80));
+            bar_table(id, title, [&columns[0], &columns[1]], bars, limits)
+        }
     }
 }
 

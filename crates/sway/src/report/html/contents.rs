@@ -73,9 +73,9 @@ pub(super) struct Component {
 /// Charts of one kind.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Group {
-    pub id: &'static str,
-    pub title: &'static str,
-    pub about: &'static str,
+    pub id: String,
+    pub title: String,
+    pub about: String,
     pub charts: Vec<Figure>,
 }
 

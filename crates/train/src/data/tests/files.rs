@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::stage::{folder, inside, settings, write};
 use crate::config::DataFormat;
+use crate::data::DataFormats;
 use crate::data::documents::Documents;
 use crate::data::error::DataError;
 use crate::data::paths::{FoundFiles, Kind};
@@ -18,7 +19,7 @@ fn skipped(types: &[(&str, usize)]) -> BTreeMap<String, usize> {
 }
 
 fn names(paths: &[String]) -> Result<Vec<String>, DataError> {
-    Ok(FoundFiles::new(paths, DataFormat::Text)?.files.into_iter().map(|file| file.name).collect())
+    Ok(FoundFiles::new(paths, &DataFormat::Text)?.files.into_iter().map(|file| file.name).collect())
 }
 
 #[test]
@@ -35,7 +36,7 @@ fn folders_are_read_recursively() {
         ("script.py", b"x"),
     ]);
     let all = folder.path().to_str().unwrap().to_owned();
-    let found = FoundFiles::new(std::slice::from_ref(&all), DataFormat::Auto).unwrap();
+    let found = FoundFiles::new(std::slice::from_ref(&all), &DataFormat::Auto).unwrap();
     let names: Vec<&str> = found.files.iter().map(|file| file.name.as_str()).collect();
     assert_eq!(names, ["B.text", "a.markdown", "a/c.jsonl", "a/z.MD", "b.txt"]);
     assert_eq!(found.skipped_files, skipped(&[(".png", 1), (".py", 1)]));
@@ -43,10 +44,10 @@ fn folders_are_read_recursively() {
 
     // A file that is named comes in its place, and once, if a format says what it is.
     let paths = [inside(&folder, "script.py"), all, inside(&folder, "script.py")];
-    let found = FoundFiles::new(&paths, DataFormat::Text).unwrap();
+    let found = FoundFiles::new(&paths, &DataFormat::Text).unwrap();
     assert_eq!((found.files.len(), found.files[0].name.as_str()), (6, "script.py"));
     assert_eq!((found.files[0].kind, found.skipped_files), (Kind::Text, skipped(&[(".png", 1)])));
-    let found = FoundFiles::new(&paths, DataFormat::Chat).unwrap();
+    let found = FoundFiles::new(&paths, &DataFormat::Chat).unwrap();
     assert_eq!(found.files[0].kind, Kind::Jsonl);
 }
 
@@ -67,9 +68,9 @@ fn patterns_match_files_and_folders() {
     assert_eq!(of("**/{a,b}.txt"), ["2023/a.txt", "2024-1/a.txt", "2024-1/deep/b.txt"]);
     assert_eq!(of("2024-1/**"), ["a.txt", "deep/b.txt", "other.bin"]);
     assert_eq!(of("2024-[2-9]/*"), ["2024-2/c.jsonl"]);
-    let found = FoundFiles::new(&[inside(&folder, "2024-1/**")], DataFormat::Text).unwrap();
+    let found = FoundFiles::new(&[inside(&folder, "2024-1/**")], &DataFormat::Text).unwrap();
     assert_eq!(found.skipped_files, skipped(&[]));
-    let found = FoundFiles::new(&[inside(&folder, "2024-*")], DataFormat::Auto).unwrap();
+    let found = FoundFiles::new(&[inside(&folder, "2024-*")], &DataFormat::Auto).unwrap();
     assert_eq!(found.skipped_files, skipped(&[(".bin", 1)]));
 
     // What is there by this very name is no pattern.
@@ -97,7 +98,9 @@ fn documents_are_read_from_their_files() {
         ("c.md", b"# third"),
     ]);
     let all = folder.path().to_str().unwrap().to_owned();
-    let documents = Documents::new(&[all], Some("==="), DataFormat::Auto).unwrap();
+    let documents =
+        Documents::new(&[all], Some("==="), &DataFormats::standard().select(&DataFormat::Auto).unwrap())
+            .unwrap();
     let read = |number: usize| {
         let (origin, content) = documents.read(number).unwrap();
         let name = origin.file.rsplit('/').next().unwrap().to_owned();
@@ -130,7 +133,8 @@ fn a_json_file_is_an_array_of_records() {
     let array = "[\n  {\"text\": \"one\"},\n  {\"prompt\": \"p\",\n   \"completion\": \"c\"}\n]\n";
     let folder = folder(&[("x.json", array.as_bytes())]);
     let paths = [inside(&folder, "x.json")];
-    let documents = Documents::new(&paths, None, DataFormat::Auto).unwrap();
+    let documents =
+        Documents::new(&paths, None, &DataFormats::standard().select(&DataFormat::Auto).unwrap()).unwrap();
     let (origin, content) = documents.read(0).unwrap();
     assert_eq!((origin.line, content), (2, Content::Text("one".to_owned())));
     let (origin, content) = documents.read(1).unwrap();
@@ -138,6 +142,8 @@ fn a_json_file_is_an_array_of_records() {
     assert_eq!((origin.line, content), (3, prompt));
     // The line of an error inside a record that spans lines.
     write(folder.path(), "x.json", b"[{\"text\":\n \"one\",\n 7}]");
-    let error = Documents::new(&paths, None, DataFormat::Auto).map(|_| ()).unwrap_err();
+    let error = Documents::new(&paths, None, &DataFormats::standard().select(&DataFormat::Auto).unwrap())
+        .map(|_| ())
+        .unwrap_err();
     assert!(matches!(error, DataError::Syntax { line: 3, .. }), "{error}");
 }

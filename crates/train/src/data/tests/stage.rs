@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use weightloom_hub::text::{ChatTemplates, TextError, Tokenizer};
 
 use crate::config::DataConfig;
-use crate::data::{DataSettings, Epochs, Loader, Row};
+use crate::data::{DataFormats, DataSettings, Epochs, Loader, Row};
 
 /// The special tokens, by their numbers.
 pub(super) const MARKS: [&str; 5] = ["<s>", "</s>", "<pad>", "<|im_start|>", "<|im_end|>"];
@@ -115,6 +115,7 @@ pub(super) fn settings(folder: &TempDir, changes: Value) -> DataSettings {
         seed: 1,
         vocabulary: 200,
         epochs: Epochs::Times(1),
+        formats: DataFormats::standard(),
     }
 }
 

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use weightloom_checkpoint::{KeyMap, Source};
 use weightloom_dtensor::{DistContext, Release};
 use weightloom_gang::{Gang, GangOptions, GangSizes, Gangs, threads};
-use weightloom_hub::{ModelLoadOptions, load_decoder, new_decoder};
+use weightloom_hub::{ModelLoadOptions, load_model, new_model};
 use weightloom_layout::DType;
 use weightloom_nn::{
-    ActivationCheckpointing, Adapter, Decoder, DecoderConfig, Parallel, SequenceParallelism, Stage, Usage,
+    ActivationCheckpointing, Adapter, DecoderConfig, Model, Parallel, SequenceParallelism, Stage, Usage,
 };
 use weightloom_tensor::Tensor;
 use weightloom_train::config::{OptimizerConfig, OptimizerKind, PipelineSchedule};
@@ -71,7 +71,7 @@ pub enum Trained {
 
 impl Trained {
     /// The adapter of a stage.
-    fn adapter(&self, decoder: &Decoder) -> Option<Adapter> {
+    fn adapter(&self, decoder: &dyn Model) -> Option<Adapter> {
         let mut adapter = Adapter::new();
         match self {
             Self::Weights => return None,
@@ -207,13 +207,13 @@ impl Trainer {
             };
             let parallel = Parallel::default();
             let decoder = match weights {
-                Weights::New => new_decoder(&recipe.config, &parallel, 7, &options).unwrap(),
+                Weights::New => new_model(&recipe.config, &parallel, 7, &options).unwrap(),
                 Weights::Of(source) => {
                     let keys = KeyMap::default();
-                    load_decoder(source, &recipe.config, &keys, &parallel, &options, &()).unwrap().decoder
+                    load_model(source, &recipe.config, &keys, &parallel, &options, &()).unwrap().model
                 }
             };
-            let adapter = recipe.trained.adapter(&decoder);
+            let adapter = recipe.trained.adapter(&*decoder);
             stages.push((number, decoder, adapter));
         }
         let settings = EngineSettings {

@@ -4,7 +4,7 @@
 
 use weightloom_nn::{
     Activation, AttentionConfig, DecoderConfig, ExpertsConfig, Gating, HeadConfig, LayerChoice, MlpConfig,
-    NormConfig, NormKind, PositionConfig, QkNorm, ResidualForm, RopeConfig, RopeScaling, WindowConfig,
+    NormConfig, NormKind, PositionConfig, QkNorm, ResidualForm, RopeConfig, WindowConfig, WindowKind,
 };
 
 /// Tokens that there are.
@@ -27,8 +27,10 @@ pub fn llama() -> DecoderConfig {
             qk_norm: None,
             window: None,
             soft_cap: None,
+            latent: None,
+            temperature: None,
         },
-        positions: PositionConfig::Rope(RopeConfig { theta: 1e4, turned: None, scaling: RopeScaling::None }),
+        positions: PositionConfig::Rope(RopeConfig::default()),
         norm: NormConfig { kind: NormKind::Rms, eps: 1e-5, offset: 0.0 },
         residual: ResidualForm::Before,
         mlp: MlpConfig { inner: 48, activation: Activation::Silu, gating: Gating::Gated, bias: false },
@@ -46,13 +48,7 @@ pub fn tied() -> DecoderConfig {
 
 /// Experts instead of an MLP.
 pub fn experts() -> DecoderConfig {
-    let experts = ExpertsConfig {
-        count: 4,
-        chosen: 2,
-        inner: 24,
-        weights: Default::default(),
-        layers: LayerChoice::default(),
-    };
+    let experts = ExpertsConfig { count: 4, chosen: 2, inner: 24, ..ExpertsConfig::default() };
     DecoderConfig { experts: Some(experts), ..llama() }
 }
 
@@ -72,7 +68,8 @@ pub fn gpt2() -> DecoderConfig {
 /// other layer: as Gemma.
 pub fn gemma() -> DecoderConfig {
     let base = llama();
-    let window = WindowConfig { size: 5, layers: LayerChoice::Every { step: 2, first: 0 } };
+    let layers = LayerChoice::Every { step: 2, first: 0 };
+    let window = WindowConfig { size: 5, kind: WindowKind::Sliding, layers };
     DecoderConfig {
         attention: AttentionConfig { soft_cap: Some(8.0), window: Some(window), ..base.attention },
         norm: NormConfig { kind: NormKind::Rms, eps: 1e-6, offset: 1.0 },
@@ -103,7 +100,7 @@ pub fn olmo2() -> DecoderConfig {
 /// Attention and MLP beside each other, a head with a bias: as Phi.
 pub fn parallel() -> DecoderConfig {
     let base = gpt2();
-    let rope = RopeConfig { theta: 1e4, turned: Some(4), scaling: RopeScaling::None };
+    let rope = RopeConfig { turned: Some(4), ..RopeConfig::default() };
     DecoderConfig {
         positions: PositionConfig::Rope(rope),
         residual: ResidualForm::Parallel,

@@ -86,10 +86,10 @@ fn loaded_fingerprints(model: &Model, root: Arc<dyn Gang>) -> Result<BTreeMap<St
     let sizes = GangSizes { tp: root.size(), ..GangSizes::default() };
     let gangs = Gangs::new(Arc::clone(&root), &sizes).map_err(HubError::from)?;
     let options = ModelLoadOptions { gangs: Some(gangs), ..ModelLoadOptions::default() };
-    let decoder = model.load(&options, &())?.decoder;
+    let loaded = model.load(&options, &())?.model;
     let mut own: Vec<ShardSum> = Vec::new();
     let mut kinds: BTreeMap<String, (DType, Shape)> = BTreeMap::new();
-    for (name, value) in decoder.parameters() {
+    for (name, value) in loaded.parameters() {
         let (dtype, shape) = (value.dtype(), value.shape());
         let nn = |error: NnError| Failure::from(HubError::Nn(error));
         let region = value.layout().region_of(shape, root.rank()).map_err(|error| nn(error.into()))?;

@@ -136,7 +136,7 @@ fn fingerprints(
             }
         }
         // Servers and programs do not show their weights.
-        Plan::Custom { .. } => {}
+        Plan::Custom { .. } | Plan::Registered { .. } => {}
     }
     Ok(found)
 }

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde_json::{Value, json};
-use weightloom::sway::probe::{Kind, find, kinds};
+use weightloom::sway::probe::{Kind, Probes};
 
 use super::super::failure::Failure;
 use super::super::output::{Output, table};
@@ -17,17 +17,18 @@ pub(in crate::cli) struct ProbesArgs {
 }
 
 pub(super) fn run(args: &ProbesArgs, output: Output) -> Result<ExitCode, Failure> {
+    let probes = Probes::standard();
     match &args.kind {
-        Some(kind) => one(find(kind).map_err(|error| Failure::user(&error))?, output),
-        None => all(output),
+        Some(kind) => one(probes.find(kind).map_err(|error| Failure::user(&error))?, output),
+        None => all(&probes, output),
     }
 }
 
-fn all(output: Output) -> Result<ExitCode, Failure> {
-    let list: Vec<Value> = kinds().iter().map(described).collect();
+fn all(probes: &Probes, output: Output) -> Result<ExitCode, Failure> {
+    let list: Vec<Value> = probes.kinds().iter().map(described).collect();
     output.show(&list, |_| {
         let mut table = table(&["kind", "category", "question"], &[]);
-        for kind in kinds() {
+        for kind in probes.kinds() {
             table.add_row([kind.name(), kind.about.category.name(), kind.about.question]);
         }
         format!("{table}\nRun `weightloom sway probes KIND` for the fields of a kind.")

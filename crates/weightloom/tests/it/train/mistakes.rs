@@ -72,7 +72,7 @@ fn sizes_that_do_not_fit() {
         &place,
         &[
             &["run.yaml", "--ranks", "4", "train.accelerator.tp=3"],
-            &["run.yaml", "--ranks", "3", "train.accelerator.tp=3"],
+            &["run.yaml", "--ranks", "5", "train.accelerator.tp=5"],
             &["run.yaml", "--ranks", "2", "train.global_batch_size=3"],
             &["run.yaml", "train.global_batch_size=4", "train.micro_batch_size=3"],
             &["run.yaml", "--ranks", "3", "train.accelerator.pp=3", "train.global_batch_size=3"],

@@ -9,7 +9,7 @@ use serde_json::json;
 use weightloom::dtensor::{DTensor, DistContext};
 use weightloom::gang::{GangOptions, GangSizes, Gangs, solo};
 use weightloom::hub::{Hub, ModelLoadOptions};
-use weightloom::nn::{ActivationCheckpointing, Adapter, Decoder, IGNORED};
+use weightloom::nn::{ActivationCheckpointing, Adapter, IGNORED, Model};
 use weightloom::sway::numbers::pcg64::Pcg64;
 use weightloom::train::TrainError;
 use weightloom::train::config::{OptimizerConfig, PipelineSchedule};
@@ -75,7 +75,7 @@ impl StepHooks for UnitNorm {
     }
 }
 
-fn engine(decoder: impl FnOnce(&ModelLoadOptions) -> (Decoder, Option<Adapter>)) -> Engine {
+fn engine(decoder: impl FnOnce(&ModelLoadOptions) -> (Box<dyn Model>, Option<Adapter>)) -> Engine {
     let gangs = Gangs::new(solo(GangOptions::default()), &GangSizes::default()).unwrap();
     let dist = DistContext::new(Arc::clone(&gangs.root));
     let options = ModelLoadOptions {
@@ -126,8 +126,8 @@ pub fn pretrain(folder: &Path, hub: &Hub, lesson: &Lesson<'_>) -> f64 {
     let config = config.as_object().unwrap();
     let family = Arc::clone(hub.families.of_config(config).unwrap());
     let mut engine = engine(|options| {
-        let decoder = weightloom::hub::new_decoder(
-            &family.decoder(config).unwrap(),
+        let decoder = weightloom::hub::new_model(
+            &*family.definition(config).unwrap(),
             &weightloom::nn::Parallel::default(),
             lesson.seed,
             options,
@@ -135,7 +135,7 @@ pub fn pretrain(folder: &Path, hub: &Hub, lesson: &Lesson<'_>) -> f64 {
         (decoder.unwrap(), None)
     });
     let loss = lesson.train(&mut engine);
-    let parameters = engine.stages()[0].decoder.parameters();
+    let parameters = engine.stages()[0].model.parameters();
     write(&folder.join("model.safetensors"), parameters.iter().map(|(name, value)| (name.clone(), value)));
     loss
 }
@@ -146,7 +146,7 @@ const MODULES: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj",
 pub fn tune(folder: &Path, hub: &Hub, base: &Path, rank: usize, lesson: &Lesson<'_>) -> f64 {
     let model = hub.open(&base.display().to_string(), &()).unwrap();
     let mut engine = engine(|options| {
-        let decoder = model.load(options, &()).unwrap().decoder;
+        let decoder = model.load(options, &()).unwrap().model;
         let mut adapter = Adapter::new();
         let modules: Vec<String> = decoder
             .parameters()
@@ -156,7 +156,7 @@ pub fn tune(folder: &Path, hub: &Hub, base: &Path, rank: usize, lesson: &Lesson<
             .map(str::to_owned)
             .collect();
         for module in modules {
-            adapter.add_new(&decoder, &module, rank, 2.0, lesson.seed).unwrap();
+            adapter.add_new(&*decoder, &module, rank, 2.0, lesson.seed).unwrap();
         }
         (decoder, Some(adapter))
     });

@@ -8,6 +8,7 @@ use weightloom::sway::backend::local::{LocalBackend, LocalOptions, Tuned};
 use weightloom::sway::numbers::pcg64::Pcg64;
 use weightloom::sway::packs::Packs;
 use weightloom::sway::paired::PairedSettings;
+use weightloom::sway::probe::Probes;
 use weightloom::sway::runner::{Entry, SuiteRun, run};
 use weightloom::sway::sections::{Section, SectionKind};
 use weightloom::sway::{ProbeVerdict, Record, Statistics, Verdict};
@@ -129,6 +130,7 @@ impl Document {
             sections: &sections,
             document: Some(&document),
             packs: &packs,
+            probes: &Probes::standard(),
             only: &[],
             statistics: Statistics::Paired,
             paired: PairedSettings::default(),
