@@ -303,7 +303,7 @@ pub enum RopeScaling {
         #[serde(default = "rounded")]
         rounded: bool,
     },
-    /// LongRoPE: divides each frequency by a factor of its own. Longer sequences
+    /// LongRoPE: divides each frequency by a separate factor. Longer sequences
     /// would need other factors for all positions, so they are an error.
     LongRope {
         /// Factors of sequences up to `original_positions`, by pair.
