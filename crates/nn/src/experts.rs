@@ -122,7 +122,8 @@ impl Routes {
         router: &Tensor,
         bias: Option<&Tensor>,
     ) -> Result<Self, TensorError> {
-        let logits = x.linear(router, None, None)?.cast(DType::F32)?;
+        // In f32: rounded scores would choose other experts.
+        let logits = x.cast(DType::F32)?.linear(&router.cast(DType::F32)?, None, None)?;
         let scores = match config.scores {
             ExpertScores::Softmax => logits.softmax(1)?,
             ExpertScores::Sigmoid => logits.sigmoid()?,

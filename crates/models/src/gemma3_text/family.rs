@@ -1,5 +1,5 @@
 //! Gemma 3 without images: norms of queries and keys, and attention windows with a
-//! rotation of their own in five of six layers.
+//! separate rotation in five of six layers.
 
 use std::sync::Arc;
 
