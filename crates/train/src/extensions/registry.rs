@@ -98,7 +98,7 @@ impl<T: ?Sized> Registry<T> {
         found.ok_or_else(|| UnknownName {
             what: self.what,
             name: name.to_owned(),
-            near: nearest(name, self.names().into_iter()).map(str::to_owned),
+            near: nearest(name, self.names()).map(str::to_owned),
             known: self.names().into_iter().map(str::to_owned).collect(),
         })
     }
