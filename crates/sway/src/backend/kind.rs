@@ -60,7 +60,9 @@ use crate::suite::PlannedModel;
 ///         options: Options,
 ///         _: &BackendRequest<'_>,
 ///     ) -> Result<Box<dyn Backend>, BuildError> {
-///         Ok(Box::new(Dummy { fail_after: options.fail_after, ..Dummy::default() }))
+///         let mut backend = Dummy::default();
+///         backend.fail_after = options.fail_after;
+///         Ok(Box::new(backend))
 ///     }
 /// }
 ///

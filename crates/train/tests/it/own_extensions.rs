@@ -173,7 +173,7 @@ impl ScheduleFactory for Stairs {
 /// A sink that keeps what it gets, or fails from some step on.
 #[derive(Clone, Debug, Default)]
 struct Notebook {
-    lines: Arc<Mutex<Vec<(u64, Option<f64>)>>>,
+    rates: Arc<Mutex<Vec<f64>>>,
     opened_after: Arc<Mutex<Vec<u64>>>,
     fails: bool,
     panics: bool,
@@ -185,7 +185,7 @@ impl Sink for Notebook {
         if self.fails {
             return Err(MetricsError::failed("notebook", "the book is full"));
         }
-        self.lines.lock().unwrap().push((record.step, record.learning_rate));
+        self.rates.lock().unwrap().extend(record.learning_rate);
         Ok(())
     }
 }
@@ -370,8 +370,7 @@ fn a_run_trains_with_them() {
     let notebook = Notebook::default();
     let outcome = run(folder.path(), &[], &notebook).unwrap();
     assert_eq!((outcome.step, outcome.warnings), (6, vec![]));
-    let rates: Vec<f64> = notebook.lines.lock().unwrap().iter().filter_map(|(_, rate)| *rate).collect();
-    assert_eq!(rates, [0.5, 0.5, 0.25, 0.25, 0.125, 0.125]);
+    assert_eq!(*notebook.rates.lock().unwrap(), [0.5, 0.5, 0.25, 0.25, 0.125, 0.125]);
     assert!(!folder.path().join("metrics.jsonl").exists());
 }
 
@@ -409,8 +408,7 @@ fn shards_are_updated_as_the_whole_parameter_would_be() {
                 ..TrainRequest::new(&config, &hub, gang)
             })
             .unwrap();
-            let found = losses.lock().unwrap().clone();
-            found
+            losses.lock().unwrap().clone()
         });
         results.unwrap().into_iter().next().unwrap()
     };
