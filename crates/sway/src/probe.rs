@@ -1,7 +1,7 @@
 //! Probes: what a suite measures, and how it judges that.
 //!
 //! Each kind of probe is one file: its fields in a suite, what it is about, how
-//! it measures, its verdict under both [`Statistics`](crate::Statistics), its
+//! it measures, its verdict under both [`Statistics`], its
 //! evidence, and its chart. To add a kind here, implement [`ProbeKind`] in a file
 //! and add it to the lists below. Programs that use this crate implement
 //! [`ProbeKind`] too, and add it to [`Probes`]; suites then name it. A probe that

@@ -23,7 +23,7 @@ pub fn dry_run(config: &Config, hub: &Hub, specs: &SpecRegistry, world: usize) -
 }
 
 /// Predicts a run of a config that may name what is registered, like
-/// [`dry_run`].
+/// [`dry_run`](fn@dry_run).
 pub fn dry_run_with(
     config: &Config,
     hub: &Hub,
