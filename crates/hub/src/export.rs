@@ -12,7 +12,7 @@ use weightloom_checkpoint::{
 use weightloom_files::{StagingFolder, WriteError};
 use weightloom_gang::{GangOptions, solo};
 use weightloom_layout::{DType, Region};
-use weightloom_nn::{self as nn, NnError, merge_adapter};
+use weightloom_nn::{self as nn, NnError};
 
 use crate::error::HubError;
 use crate::family::AnyFamily;
@@ -76,7 +76,7 @@ pub fn export(
             let load = ModelLoadOptions { dtype: options.dtype, ..ModelLoadOptions::default() };
             let loaded = model.load(&load, observer)?.model;
             let adapter = model.adapter(&*loaded, &Source::open(folder)?, observer)?;
-            save_model(model, &*merge_adapter(&*loaded, &adapter, *scale)?, target, observer)
+            save_model(model, &*loaded.merged(&adapter, *scale)?, target, observer)
         }
     }
 }

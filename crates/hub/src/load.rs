@@ -18,9 +18,7 @@ use weightloom_dtensor::{DTensor, DistContext};
 use weightloom_errors::nearest;
 use weightloom_gang::{GangOptions, GangSizes, Gangs, solo};
 use weightloom_layout::{DType, Mesh, Region};
-use weightloom_nn::{
-    DecoderConfig, Model, ModelDefinition, ModelShard, Parallel, ParameterSpec, Plan, Stage, Usage,
-};
+use weightloom_nn::{Model, ModelDefinition, ModelShard, Parallel, ParameterSpec, Plan, Stage, Usage};
 use weightloom_tensor::{Device, HostMemory, Tensor};
 
 use crate::error::{CheckpointMismatch, HubError};
@@ -125,10 +123,7 @@ fn with_model_names(
     definition: &dyn ModelDefinition,
 ) -> Result<Source, HubError> {
     let mut keys = keys.clone();
-    if definition.downcast::<DecoderConfig>().is_some_and(|config| config.head.tied) {
-        // Some files contain the embedding twice.
-        keys.rules.push(KeyRule::Drop { key: "lm_head.weight".to_owned() });
-    }
+    keys.rules.extend(definition.redundant_tensors().into_iter().map(|key| KeyRule::Drop { key }));
     let changes = keys.rules.iter().any(|rule| match rule {
         KeyRule::Drop { key } => source.index.tensors().contains_key(key) || key.contains("{}"),
         _ => true,

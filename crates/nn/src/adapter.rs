@@ -20,7 +20,7 @@ use crate::model::Model;
 use crate::parameter::{EMBEDDING, name_hash};
 use crate::plan::reduce_partial;
 
-pub use merge::merge_adapter;
+pub(crate) use merge::{merge_by_name, merge_into_decoder};
 pub use transform::{AdapterTensor, AdapterTensorKind};
 
 /// Updates of the modules of a decoder.

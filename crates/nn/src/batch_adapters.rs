@@ -77,6 +77,15 @@ fn is_same(a: Option<AdapterSpec<'_>>, b: Option<AdapterSpec<'_>>) -> bool {
 }
 
 impl<'a> BatchAdapters<'a> {
+    /// Fails if there is an adapter, for a model that applies none.
+    pub fn check_none(&self, model: &str) -> Result<(), NnError> {
+        let has_adapter = match self {
+            Self::Uniform(adapter) => adapter.is_some(),
+            Self::Groups(groups) => groups.iter().any(|group| group.adapter.is_some()),
+        };
+        if has_adapter { Err(NnError::NoAdapters { model: model.to_owned() }) } else { Ok(()) }
+    }
+
     /// Checks that the groups have `rows` rows in total.
     pub(crate) fn check(&self, rows: usize) -> Result<(), NnError> {
         let Self::Groups(groups) = self else { return Ok(()) };

@@ -10,9 +10,11 @@ mod layer;
 use std::fmt;
 use std::sync::Arc;
 
+use serde_json::Value;
 use weightloom_dtensor::{DTensor, DistContext, GradientReduction};
 use weightloom_layout::{DType, Layout};
 
+use crate::adapter::{Adapter, merge_into_decoder};
 use crate::batch_adapters::{AdapterSpec, BatchAdapters};
 use crate::cached_decoding::CachedDecoding;
 use crate::config::DecoderConfig;
@@ -22,7 +24,7 @@ use crate::definition::ModelDefinition;
 use crate::error::NnError;
 use crate::model::{Check, Model};
 use crate::norm::Norm;
-use crate::parameter::{EMBEDDING, Initial, InitialValues, ParameterSpec, parameters};
+use crate::parameter::{EMBEDDING, HEAD, Initial, InitialValues, ParameterSpec, parameters};
 use crate::plan::Plan;
 use crate::rope::Rope;
 use crate::score::TokenLogprobs;
@@ -225,6 +227,10 @@ impl Model for Decoder {
     ) -> Result<Option<Vec<Vec<TokenLogprobs>>>, NnError> {
         self.score_tree(rows, top, adapter, check)
     }
+
+    fn merged(&self, adapter: &Adapter, strength: f64) -> Result<Box<dyn Model>, NnError> {
+        merge_into_decoder(self, adapter, strength)
+    }
 }
 
 impl ModelDefinition for DecoderConfig {
@@ -248,12 +254,25 @@ impl ModelDefinition for DecoderConfig {
         Some(self.max_positions)
     }
 
+    fn heads(&self) -> Option<usize> {
+        Some(self.attention.heads)
+    }
+
+    fn kv_heads(&self) -> Option<usize> {
+        Some(self.attention.kv_heads)
+    }
+
     fn parameters(&self, stage: &Stage) -> Vec<ParameterSpec> {
         parameters(self, stage)
     }
 
     fn tied_parameter(&self) -> Option<&str> {
         self.head.tied.then_some(EMBEDDING)
+    }
+
+    /// Some files contain a tied embedding twice.
+    fn redundant_tensors(&self) -> Vec<String> {
+        self.head.tied.then(|| format!("{HEAD}.weight")).into_iter().collect()
     }
 
     fn initializer(&self) -> f64 {
@@ -298,6 +317,15 @@ impl ModelDefinition for DecoderConfig {
 
     fn cache_bytes_per_layer(&self, dtype: DType) -> usize {
         2 * self.attention.kv_heads * self.attention.width * dtype.size()
+    }
+
+    /// Heads of keys and values go where the weights that make them go.
+    fn cache_bytes_per_rank(&self, dtype: DType, tp: usize) -> usize {
+        2 * self.attention.kv_heads.div_ceil(tp.max(1)) * self.attention.width * dtype.size()
+    }
+
+    fn to_json(&self) -> Value {
+        serde_json::to_value(self).unwrap_or_default()
     }
 
     fn build(&self, shard: ModelShard) -> Result<Box<dyn Model>, NnError> {

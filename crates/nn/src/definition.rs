@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use serde_json::Value;
 use weightloom_dtensor::{DTensor, DistContext};
 use weightloom_layout::{DType, Layout};
 
@@ -44,6 +45,17 @@ pub trait ModelDefinition: Any + fmt::Debug + Send + Sync {
         self.max_positions()
     }
 
+    /// The number of attention heads, if it has any. Tensor-parallel ranks hold at
+    /// least one each.
+    fn heads(&self) -> Option<usize> {
+        None
+    }
+
+    /// The number of heads of keys and values.
+    fn kv_heads(&self) -> Option<usize> {
+        self.heads()
+    }
+
     /// The parameters of a stage, in the order of use. Those of all stages together
     /// are the parameters of the model.
     fn parameters(&self, stage: &Stage) -> Vec<ParameterSpec>;
@@ -52,6 +64,12 @@ pub trait ModelDefinition: Any + fmt::Debug + Send + Sync {
     /// are added, such as a tied embedding.
     fn tied_parameter(&self) -> Option<&str> {
         None
+    }
+
+    /// Tensors that published checkpoints may contain although the model does not
+    /// need them, such as the head of a tied embedding.
+    fn redundant_tensors(&self) -> Vec<String> {
+        Vec::new()
     }
 
     /// Standard deviation of [`Initial::Normal`].
@@ -116,6 +134,18 @@ pub trait ModelDefinition: Any + fmt::Debug + Send + Sync {
     fn cache_bytes_per_layer(&self, dtype: DType) -> usize {
         let _ = dtype;
         0
+    }
+
+    /// The bytes that decoding keeps per token and layer on the rank that holds most,
+    /// of so many tensor-parallel ranks.
+    fn cache_bytes_per_rank(&self, dtype: DType, tp: usize) -> usize {
+        let _ = tp;
+        self.cache_bytes_per_layer(dtype)
+    }
+
+    /// The architecture as JSON, for programs; null if there is none.
+    fn to_json(&self) -> Value {
+        Value::Null
     }
 
     /// Builds a stage from exactly the parameters that

@@ -58,8 +58,8 @@ pub enum NnError {
     WrongStage { start: usize, end: usize, of: usize, action: &'static str },
     #[error("the adapter updates `{module}`, which the model does not have")]
     UnknownModule { module: String, near: Option<String> },
-    #[error("cannot merge an adapter into `{model}`: only our decoder can be merged")]
-    NoMerge { model: String },
+    #[error("cannot apply an adapter to `{model}`: it computes without adapters")]
+    NoAdapters { model: String },
     #[error("cannot use the adapter's {tensor} of shape {found} for `{module}`: expected {expected}")]
     AdapterShape { module: String, tensor: &'static str, found: Shape, expected: Shape },
     #[error(transparent)]
@@ -84,7 +84,7 @@ impl Hint for NnError {
             Self::UnknownModule { near: None, .. } | Self::AdapterShape { .. } => {
                 "use the adapter's base model"
             }
-            Self::NoMerge { .. } => "use the adapter beside the model",
+            Self::NoAdapters { .. } => "merge the adapter into the weights with `weightloom export`",
             Self::UnevenRows { .. } => "append one token at a time",
             Self::NotFinite { .. } => "compute in f32, and check the weights with `weightloom verify`",
             Self::EmptyPrompt { .. } => "start with the beginning-of-text token",

@@ -46,7 +46,7 @@ mod sequence;
 mod shard;
 mod stage;
 
-pub use adapter::{Adapter, AdapterTensor, AdapterTensorKind, LowRank, Replacement, merge_adapter};
+pub use adapter::{Adapter, AdapterTensor, AdapterTensorKind, LowRank, Replacement};
 pub use batch_adapters::{AdapterRows, AdapterSpec, BatchAdapters, group_by_adapter};
 pub use cache::Cache;
 pub use config::{
@@ -62,7 +62,7 @@ pub use error::NnError;
 pub use generate::{FinishReason, GenerateRequest, GeneratedSequence, GeneratedToken, Generation};
 pub use loss::IGNORED;
 pub use model::{AsModel, Check, Model};
-pub use parameter::{EMBEDDING, Initial, InitialValues, ParameterSpec, is_buffer, parameters};
+pub use parameter::{EMBEDDING, Initial, InitialValues, ParameterKind, ParameterSpec, parameters};
 pub use plan::{Parallel, Plan, PlanError, SequenceParallelism, Usage};
 pub use sampling::{Sampler, Sampling, SamplingError};
 pub use score::TokenLogprobs;

@@ -9,6 +9,7 @@ use weightloom_dtensor::{DTensor, DistContext};
 use weightloom_layout::{DType, Shape};
 use weightloom_tensor::{CrossEntropy, no_grad};
 
+use crate::adapter::{Adapter, merge_by_name};
 use crate::batch_adapters::{AdapterSpec, BatchAdapters};
 use crate::decoder::{ForwardArgs, Input};
 use crate::decoding::{Decoding, RecomputedDecoding};
@@ -128,6 +129,11 @@ pub trait Model: AsModel + Any + fmt::Debug + Send + Sync {
         }
         Ok(Some(scores))
     }
+
+    /// The model with an adapter added to its parameters, each rounded once.
+    fn merged(&self, adapter: &Adapter, strength: f64) -> Result<Box<dyn Model>, NnError> {
+        merge_by_name(self.as_model(), adapter, strength)
+    }
 }
 
 /// Rows of logits in memory at once.
@@ -169,6 +175,11 @@ impl dyn Model {
     /// Parameters for in-place updates. Shapes and layouts must not change.
     pub fn parameters_mut(&mut self) -> &mut [(String, DTensor)] {
         self.shard_mut().parameters_mut()
+    }
+
+    /// Whether no gradient reaches a parameter.
+    pub fn is_buffer(&self, name: &str) -> bool {
+        self.shard().is_buffer(name)
     }
 
     /// Looks a parameter up by name.

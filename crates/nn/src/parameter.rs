@@ -19,6 +19,30 @@ pub struct ParameterSpec {
     pub shape: Shape,
     /// How it is initialized.
     pub initial: Initial,
+    /// Whether it is trained.
+    pub kind: ParameterKind,
+}
+
+impl ParameterSpec {
+    /// A parameter that is trained.
+    pub fn new(name: impl Into<String>, shape: Shape, initial: Initial) -> Self {
+        Self { name: name.into(), shape, initial, kind: ParameterKind::Trained }
+    }
+
+    /// The same as a buffer.
+    pub fn buffer(self) -> Self {
+        Self { kind: ParameterKind::Buffer, ..self }
+    }
+}
+
+/// Whether a parameter is trained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ParameterKind {
+    /// Unless the run freezes it.
+    #[default]
+    Trained,
+    /// No gradient reaches it, as if it only chooses experts.
+    Buffer,
 }
 
 /// Initialization of a parameter.
@@ -39,11 +63,6 @@ pub(crate) const CORRECTION_BIAS: &str = "mlp.gate.e_score_correction_bias";
 pub(crate) const LAST_NORM: &str = "model.norm";
 pub(crate) const HEAD: &str = "lm_head";
 
-/// Whether no gradient reaches a parameter: it only chooses experts.
-pub fn is_buffer(parameter: &str) -> bool {
-    parameter.ends_with(CORRECTION_BIAS)
-}
-
 /// Collects the parameters of a stage.
 struct SpecList<'a> {
     config: &'a DecoderConfig,
@@ -54,7 +73,7 @@ impl SpecList<'_> {
     fn add(&mut self, name: String, dims: &[usize], initial: Initial) {
         // Cannot fail: at most three dims, with checked sizes.
         if let Ok(shape) = Shape::new(dims) {
-            self.all.push(ParameterSpec { name, shape, initial });
+            self.all.push(ParameterSpec::new(name, shape, initial));
         }
     }
 
@@ -126,6 +145,9 @@ impl SpecList<'_> {
             self.linear(&format!("{layer}.mlp.gate"), [count, hidden], Bias::No);
             if has_correction_bias {
                 self.add(format!("{layer}.{CORRECTION_BIAS}"), &[count], Initial::Zeros);
+                // It only chooses experts.
+                let bias = self.all.pop().map(ParameterSpec::buffer);
+                self.all.extend(bias);
             }
             for name in ["gate", "up"] {
                 let name = format!("{layer}.mlp.experts.{name}_proj.weight");

@@ -1,6 +1,6 @@
 //! The parameters of a stage as one rank holds them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use weightloom_layout::{Layout, Shape};
 use weightloom_tensor::Tensor;
 
 use crate::error::NnError;
-use crate::parameter::ParameterSpec;
+use crate::parameter::{ParameterKind, ParameterSpec};
 use crate::plan::Plan;
 use crate::stage::Stage;
 
@@ -20,6 +20,8 @@ pub struct ModelShard {
     plan: Plan,
     dist: Arc<DistContext>,
     parameters: Vec<(String, DTensor)>,
+    /// Parameters that no gradient reaches.
+    buffers: BTreeSet<String>,
 }
 
 impl fmt::Debug for ModelShard {
@@ -40,6 +42,8 @@ impl ModelShard {
         values: Vec<(String, DTensor)>,
     ) -> Result<Self, NnError> {
         let mut given: BTreeMap<String, DTensor> = values.into_iter().collect();
+        let buffer = |spec: &ParameterSpec| (spec.kind == ParameterKind::Buffer).then(|| spec.name.clone());
+        let buffers = specs.iter().filter_map(buffer).collect();
         let mut parameters = Vec::new();
         for spec in specs {
             let found = given.remove(&spec.name);
@@ -54,7 +58,7 @@ impl ModelShard {
             let near = nearest(&name, parameters.iter().map(|(name, _)| name.as_str())).map(str::to_owned);
             return Err(NnError::UnknownParameter { name, near });
         }
-        Ok(Self { stage, plan, dist, parameters })
+        Ok(Self { stage, plan, dist, parameters, buffers })
     }
 
     /// The pipeline stage.
@@ -80,6 +84,11 @@ impl ModelShard {
     /// Parameters for in-place updates. Shapes and layouts must not change.
     pub fn parameters_mut(&mut self) -> &mut [(String, DTensor)] {
         &mut self.parameters
+    }
+
+    /// Whether no gradient reaches a parameter.
+    pub fn is_buffer(&self, name: &str) -> bool {
+        self.buffers.contains(name)
     }
 
     /// The index of a parameter.

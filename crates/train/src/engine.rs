@@ -17,7 +17,7 @@ use weightloom_checkpoint::KeyMap;
 use weightloom_dtensor::{DTensor, DistContext, Role};
 use weightloom_gang::{GangExt, Gangs};
 use weightloom_layout::{DType, ReduceOp};
-use weightloom_nn::{ActivationCheckpointing, Adapter, Dropout, Model, is_buffer};
+use weightloom_nn::{ActivationCheckpointing, Adapter, Dropout, Model};
 use weightloom_tensor::Tensor;
 
 use crate::error::TrainError;
@@ -83,11 +83,15 @@ impl Engine {
             settings;
         let mut made = Vec::with_capacity(stages.len());
         for (number, mut model, mut adapter) in stages {
-            for (name, value) in model.parameters_mut() {
-                let role = match adapter.is_some() || frozen.matches(name) || is_buffer(name) {
+            let roles: Vec<Role> = model
+                .parameters()
+                .iter()
+                .map(|(name, _)| match adapter.is_some() || frozen.matches(name) || model.is_buffer(name) {
                     true => Role::Frozen,
                     false => Role::Trained,
-                };
+                })
+                .collect();
+            for ((_, value), role) in model.parameters_mut().iter_mut().zip(roles) {
                 *value = value.parameter(role);
             }
             for (_, value) in adapter.iter_mut().flat_map(Adapter::matrices_mut) {

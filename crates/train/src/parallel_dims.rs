@@ -7,7 +7,7 @@
 mod error;
 
 use weightloom_gang::GangSizes;
-use weightloom_nn::{DecoderConfig, ModelDefinition};
+use weightloom_nn::ModelDefinition;
 
 use crate::config::{Accelerator, Config, PipelineSchedule};
 
@@ -169,12 +169,9 @@ impl Check {
     /// The rules of tensor parallelism.
     fn model(&mut self, accelerator: &Accelerator, definition: &dyn ModelDefinition, batch: &BatchSizes) {
         let tp = accelerator.tp;
-        if let Some(decoder) = definition.downcast::<DecoderConfig>() {
-            let heads = decoder.attention.heads;
-            // Shards may differ in size, but a rank without heads would only wait.
-            if tp > heads {
-                self.report(ParallelDimError::Heads { tp, heads });
-            }
+        // Shards may differ in size, but a rank without heads would only wait.
+        if let Some(heads) = definition.heads().filter(|heads| tp > *heads) {
+            self.report(ParallelDimError::Heads { tp, heads });
         }
         if tp > 0 {
             let max_seq_len = batch.max_seq_len;

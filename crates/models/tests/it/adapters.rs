@@ -6,7 +6,6 @@ use weightloom_gang::{GangOptions, GangSizes, Gangs, threads};
 use weightloom_hub::{ModelLoadOptions, load_adapter};
 use weightloom_nn::{
     Adapter, AdapterTensorKind, ForwardArgs, GenerateRequest, Generation, Input, Model, NnError,
-    merge_adapter,
 };
 
 const TOLERANCE: f32 = 1e-4;
@@ -63,7 +62,7 @@ fn adapters_give_the_logits_of_peft_beside_the_weights_and_merged() {
         let prompt = &base.prompts()[0];
         let beside = apart(&changed(&*decoder, &adapter, 1.0, prompt), &expected(name, "logits_0"));
         assert!(beside <= TOLERANCE, "{name} beside the weights is {beside} apart");
-        let whole = merge_adapter(&*decoder, &adapter, 1.0).unwrap();
+        let whole = decoder.merged(&adapter, 1.0).unwrap();
         let merged = apart(&logits(&*whole, prompt), &expected(name, "merged_0"));
         assert!(merged <= TOLERANCE, "{name} merged is {merged} apart");
     }
@@ -79,7 +78,7 @@ fn strength_scales_the_change_from_nothing() {
         let none = apart(&changed(&*decoder, &adapter, 0.0, prompt), &logits(&*decoder, prompt));
         assert!(none <= 1e-5, "{name} with strength 0 is {none} from its base");
         let half = changed(&*decoder, &adapter, 0.5, prompt);
-        let merged = apart(&logits(&*merge_adapter(&*decoder, &adapter, 0.5).unwrap(), prompt), &half);
+        let merged = apart(&logits(&*decoder.merged(&adapter, 0.5).unwrap(), prompt), &half);
         // A tied or replaced head aside, merging changes rounding alone.
         assert!(merged <= TOLERANCE, "{name} with strength 0.5 is {merged} apart from its merged form");
         // PEFT scales low-rank updates alone; where there is more, it has no
@@ -159,7 +158,7 @@ fn adapters_work_on_shared_models() {
                 let decoder = base.load(&ModelLoadOptions { gangs, ..ModelLoadOptions::default() }).model;
                 let adapter = adapter_for(name, &base, &*decoder);
                 let prompt = &base.prompts()[0];
-                let whole = merge_adapter(&*decoder, &adapter, 1.0).unwrap();
+                let whole = decoder.merged(&adapter, 1.0).unwrap();
                 (changed(&*decoder, &adapter, 1.0, prompt), logits(&*whole, prompt))
             });
             for (beside, merged) in found.unwrap() {

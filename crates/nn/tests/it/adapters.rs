@@ -1,7 +1,7 @@
 //! LoRA on and off, per row, and merged.
 
 use weightloom_layout::DType;
-use weightloom_nn::{Adapter, AdapterTensorKind, Decoder, group_by_adapter, merge_adapter};
+use weightloom_nn::{Adapter, AdapterTensorKind, Decoder, Model, group_by_adapter};
 use weightloom_tensor::{Stream, Tensor};
 
 use crate::tiny::{bits, decoder, logits};
@@ -9,7 +9,7 @@ use crate::tiny::{bits, decoder, logits};
 const TOKENS: [u32; 5] = [3, 1, 4, 1, 5];
 
 /// A LoRA update of two modules with random matrices.
-fn lora(decoder: &Decoder, seed: u64) -> Adapter {
+pub(crate) fn lora(decoder: &Decoder, seed: u64) -> Adapter {
     let mut adapter = Adapter::new();
     for (number, module) in
         ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"].iter().enumerate()
@@ -50,7 +50,7 @@ fn a_merged_adapter_gives_the_same_logits() {
     let adapter = lora(&decoder, 1);
     for strength in [1.0, 0.25] {
         let beside = logits(&decoder, &[&TOKENS], Some((&adapter, strength)));
-        let merged = logits(&*merge_adapter(&decoder, &adapter, strength).unwrap(), &[&TOKENS], None);
+        let merged = logits(&*decoder.merged(&adapter, strength).unwrap(), &[&TOKENS], None);
         // Rounding of f32 weights of about 1, through two layers.
         assert!(largest_difference(&beside, &merged) < 1e-4, "strength {strength}");
     }

@@ -3,10 +3,11 @@
 use weightloom_dtensor::DTensor;
 use weightloom_layout::Shape;
 use weightloom_nn::{
-    AsModel, BatchAdapters, Decoder, ForwardArgs, GenerateRequest, Generation, Initial, Input, Model,
-    ModelDefinition, ModelShard, NnError, ParameterSpec, Sequence, Stage,
+    AdapterRows, AsModel, BatchAdapters, Decoder, ForwardArgs, GenerateRequest, Generation, Initial, Input,
+    Model, ModelDefinition, ModelShard, NnError, ParameterSpec, Sequence, Stage,
 };
 
+use crate::adapters::lora;
 use crate::tiny::{bits, decoder, logits, to_vec};
 
 /// Our decoder without its faster ways.
@@ -76,6 +77,28 @@ fn it_runs_sequences_the_same() {
 }
 
 #[test]
+fn an_adapter_is_merged_into_the_parameters_that_it_names() {
+    let (ours, own) = (decoder(), Plain(decoder()));
+    let adapter = lora(&ours, 1);
+    let merged = |model: &dyn Model| logits(&*model.merged(&adapter, 0.5).unwrap(), &[ROWS[0]], None);
+    assert_eq!(bits(&merged(&own)), bits(&merged(&ours)));
+    assert_ne!(bits(&merged(&own)), bits(&logits(&ours, &[ROWS[0]], None)));
+}
+
+#[test]
+fn a_model_without_adapters_refuses_them_by_name() {
+    let adapter = lora(&decoder(), 1);
+    let refuse = |adapters: BatchAdapters<'_>| adapters.check_none("own");
+    assert_eq!(refuse(BatchAdapters::default()), Ok(()));
+    let error = NnError::NoAdapters { model: "own".to_owned() };
+    assert_eq!(refuse(Some((&adapter, 1.0)).into()), Err(error.clone()));
+    let groups =
+        [AdapterRows { rows: 1, adapter: None }, AdapterRows { rows: 1, adapter: Some((&adapter, 1.0)) }];
+    assert_eq!(refuse((&groups[..]).into()), Err(error));
+    assert_eq!(refuse((&groups[..1]).into()), Ok(()));
+}
+
+#[test]
 fn its_loss_is_the_cross_entropy() {
     let (ours, own) = (decoder(), Plain(decoder()));
     let loss = |model: &dyn Model| {
@@ -111,10 +134,8 @@ impl ModelDefinition for Lying {
     }
 
     fn parameters(&self, stage: &Stage) -> Vec<ParameterSpec> {
-        let spec = |(name, size): (&str, usize)| ParameterSpec {
-            name: name.to_owned(),
-            shape: Shape::new(&[size]).unwrap(),
-            initial: Initial::Zeros,
+        let spec = |(name, size): (&str, usize)| {
+            ParameterSpec::new(name, Shape::new(&[size]).unwrap(), Initial::Zeros)
         };
         (self.0)(stage).into_iter().map(spec).collect()
     }

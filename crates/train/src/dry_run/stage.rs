@@ -6,7 +6,7 @@ use std::sync::Arc;
 use weightloom_dtensor::{CommRecord, DTensor, DistContext, DistOptions, Role};
 use weightloom_errors::nearest;
 use weightloom_layout::{Layout, Shape};
-use weightloom_nn::{Adapter, Model, ModelShard, ParameterSpec, Plan, Stage, is_buffer};
+use weightloom_nn::{Adapter, Model, ModelShard, ParameterSpec, Plan, Stage};
 use weightloom_tensor::{Device, Meter, Tensor, counted};
 
 use super::DryRunError;
@@ -68,11 +68,16 @@ impl DryStage {
             let shard = ModelShard::new(specs, stage, plan, Arc::clone(&dist), values)?;
             let mut model = context.definition.build(shard)?;
             let mut adapter = adapter(context, &*model)?;
-            for (name, value) in model.parameters_mut() {
-                let role = match adapter.is_some() || context.frozen.matches(name) || is_buffer(name) {
+            let is_frozen = |name: &str| context.frozen.matches(name) || model.is_buffer(name);
+            let roles: Vec<Role> = model
+                .parameters()
+                .iter()
+                .map(|(name, _)| match adapter.is_some() || is_frozen(name) {
                     true => Role::Frozen,
                     false => Role::Trained,
-                };
+                })
+                .collect();
+            for ((_, value), role) in model.parameters_mut().iter_mut().zip(roles) {
                 *value = value.parameter(role);
             }
             for (_, value) in adapter.iter_mut().flat_map(Adapter::matrices_mut) {

@@ -18,7 +18,7 @@ use weightloom::hub::{
 };
 use weightloom::launch::{Launch, MpiJob};
 use weightloom::layout::DType;
-use weightloom::nn::{FinishReason, GenerateRequest, Sampling, merge_adapter};
+use weightloom::nn::{FinishReason, GenerateRequest, Sampling};
 
 use super::convert::dtype;
 use super::escape::escaped;
@@ -109,7 +109,7 @@ impl RunArgs {
             let made = model.adapter(&*loaded, &source, &progress)?;
             let scale = self.adapter_scale.unwrap_or(1.0);
             if self.merge {
-                loaded = merge_adapter(&*loaded, &made, scale).map_err(HubError::from)?;
+                loaded = loaded.merged(&made, scale).map_err(HubError::from)?;
             } else {
                 adapter = Some((made, scale));
             }

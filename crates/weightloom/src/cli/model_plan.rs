@@ -7,7 +7,7 @@ use weightloom::gang::GangSizes;
 use weightloom::hub::HubError;
 use weightloom::hub::fetch::{FetchError, NetworkAccess};
 use weightloom::layout::{DType, Mesh};
-use weightloom::nn::{DecoderConfig, ModelDefinition, Parallel, Plan, Stage};
+use weightloom::nn::{ModelDefinition, Parallel, Plan, Stage};
 
 use super::failure::Failure;
 use super::hub::{ArgumentError, HubArgs};
@@ -160,13 +160,7 @@ fn plan(
             });
         }
     }
-    let per_layer = match definition.downcast::<DecoderConfig>() {
-        // Heads of keys and values go where the weights that make them go.
-        Some(DecoderConfig { attention, .. }) => {
-            2 * attention.kv_heads.div_ceil(sharing.sizes.tp) * attention.width * dtype.size()
-        }
-        None => definition.cache_bytes_per_layer(dtype),
-    };
+    let per_layer = definition.cache_bytes_per_rank(dtype, sharing.sizes.tp);
     let cache = stage.layers.len() as u64 * per_layer as u64 * sharing.context as u64;
     let weights = held * dtype.size() as u64;
     Ok(Rank {

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use weightloom::errors::Hint;
 use weightloom::hub::cards::Card;
 use weightloom::hub::{Hub, YamlFamily, arch_config};
-use weightloom::nn::{DecoderConfig, Parallel};
+use weightloom::nn::Parallel;
 
 use super::failure::Failure;
 use super::hub::HubArgs;
@@ -201,7 +201,7 @@ struct Arch {
     parameters: u64,
     layers: usize,
     hidden: usize,
-    /// `None` for a model that is not our decoder.
+    /// `None` for a model without attention.
     heads: Option<usize>,
     kv_heads: Option<usize>,
     vocabulary: usize,
@@ -227,13 +227,12 @@ fn archs(args: &ListArgs, output: Output) -> Result<ExitCode, Failure> {
         let arch = |name: String| {
             let config = arch_config(&*family, &name).ok()?;
             let definition = family.definition(&config).ok()?;
-            let attention = definition.downcast::<DecoderConfig>().map(|decoder| &decoder.attention);
             Some(Arch {
                 parameters: definition.parameter_count(),
                 layers: definition.layers(),
                 hidden: definition.hidden(),
-                heads: attention.map(|attention| attention.heads),
-                kv_heads: attention.map(|attention| attention.kv_heads),
+                heads: definition.heads(),
+                kv_heads: definition.kv_heads(),
                 vocabulary: definition.vocabulary(),
                 positions: definition.context_length(),
                 name,
@@ -285,7 +284,8 @@ struct Shown {
     /// Base cards, nearest first.
     lineage: Vec<String>,
     config: Option<Map<String, Value>>,
-    decoder: Option<DecoderConfig>,
+    /// The architecture; null if the model does not say.
+    decoder: Value,
     parameters: Option<u64>,
     /// Bytes of all parameters by dtype.
     bytes: Option<Map<String, Value>>,
@@ -314,7 +314,7 @@ fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
         fields: Vec::new(),
         lineage: Vec::new(),
         config: None,
-        decoder: None,
+        decoder: Value::Null,
         parameters: None,
         bytes: None,
         sharding: None,
@@ -363,7 +363,7 @@ fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
         shown.family = Some(family.name().to_owned());
         shown.parameters = Some(count);
         shown.sharding = Some(family.parallel().restricted_to(&definition.all_parameters()));
-        shown.decoder = definition.downcast::<DecoderConfig>().cloned();
+        shown.decoder = definition.to_json();
         shown.config = Some(config);
     }
     output.show(&shown, show_text)
