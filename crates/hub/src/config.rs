@@ -226,7 +226,7 @@ macro_rules! family_config {
                 })
             }
 
-            fn write(&self, map: &mut serde_json::Map<String, serde_json::Value>) {
+            fn write(&self, map: &mut $crate::json::Map<String, $crate::json::Value>) {
                 $($crate::FamilyConfig::write(&self.$shared, map);)*
                 $(map.insert(
                     stringify!($field).to_owned(),

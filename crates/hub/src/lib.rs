@@ -30,6 +30,9 @@ mod yaml_family;
 
 #[doc(hidden)]
 pub use adapter::check_adapter_config;
+// For `family_config!`.
+#[doc(hidden)]
+pub use serde_json as json;
 pub use adapter::{AdapterError, load_adapter};
 pub use config::{ConfigError, ConfigValue, FamilyConfig, Fields, apply_overrides};
 pub use error::{CheckpointMismatch, HubError};

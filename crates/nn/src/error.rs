@@ -124,11 +124,11 @@ impl From<DTensorError> for NnError {
     }
 }
 
-impl NnError {
-    /// Converts an error of a recomputed layer.
-    pub(crate) fn into_dtensor(self) -> DTensorError {
-        match self {
-            Self::DTensor(error) => error,
+impl From<NnError> for DTensorError {
+    /// The error of a recomputed layer. Converting back recovers it.
+    fn from(error: NnError) -> Self {
+        match error {
+            NnError::DTensor(error) => error,
             other => TensorError::from_function("recompute", other).into(),
         }
     }

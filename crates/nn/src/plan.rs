@@ -217,14 +217,14 @@ impl Plan {
         Ok(Layout::new(mesh, &placements)?)
     }
 
-    /// Gathers all positions of the input of attention or feed-forward.
-    pub(crate) fn enter_block(&self, x: DTensor) -> Result<DTensor, NnError> {
+    /// Gathers all positions of the input of attention, feed-forward or another block
+    /// whose tensor-parallel ranks share the channels.
+    pub fn enter_block(&self, x: DTensor) -> Result<DTensor, NnError> {
         Ok(x.redistribute(self.with_tp_placement(x.layout(), Placement::Replicate)?)?)
     }
 
-    /// Reduces the output of attention or feed-forward to the layout between
-    /// layers.
-    pub(crate) fn leave_block(&self, x: DTensor) -> Result<DTensor, NnError> {
+    /// Reduces the output of such a block to the layout between layers.
+    pub fn leave_block(&self, x: DTensor) -> Result<DTensor, NnError> {
         let reduced = reduced_layout(x.layout())?;
         Ok(x.redistribute(self.with_tp_placement(reduced, self.tp_placement())?)?)
     }
@@ -245,7 +245,7 @@ impl Plan {
     }
 
     /// Gathers a parameter into the layout and dtype in which it is used.
-    pub(crate) fn gather(&self, name: &str, parameter: &DTensor) -> Result<DTensor, NnError> {
+    pub fn gather(&self, name: &str, parameter: &DTensor) -> Result<DTensor, NnError> {
         self.gather_as(self.used_layout_of(name), parameter)
     }
 

@@ -197,7 +197,7 @@ impl Decoder {
                 };
                 structure.forward_layer(&context, index, x[0].clone(), &positions, None)
             });
-            Ok(vec![x.map_err(NnError::into_dtensor)?])
+            Ok(vec![x?])
         })?;
         outputs.into_iter().next().ok_or_else(|| self.structure.wrong_stage("compute a layer"))
     }
