@@ -81,7 +81,7 @@ pub use folder::{CheckpointFolder, Retention, SavedCheckpoint, ScoreOrder};
 pub use formats::{FormatError, Scope, Source};
 pub use index::{Blob, FileId, Format, Index, IndexError, StoredFile, Strides, TensorEntry, Tile, row_major};
 pub use keys::{KeyError, KeyMap, KeyRule, TensorView};
-pub use load::{LoadOptions, LoadReport, ReplicaReads, Verify, load, load_with};
+pub use load::{LoadOptions, LoadReport, ReplicaReads, Verify, load, load_planned, load_with};
 pub use manifest::{
     Asset, EntryKind, FileSharing, MANIFEST_FILE, Manifest, ManifestError, ManifestFile, ManifestTensor,
 };

@@ -13,7 +13,8 @@ use crate::error::CheckpointError;
 use crate::formats::Source;
 use crate::observer::Observer;
 use crate::plan::{
-    LoadPlanError, LoadPlanner, LoadState, MissingKeys, PlannerCalls, StandardLoadPlanner, UnexpectedKeys,
+    LoadPlanError, LoadPlanner, LoadPlannerFactory, LoadState, MissingKeys, PlannerCalls,
+    StandardLoadPlanner, UnexpectedKeys,
 };
 use crate::read::{ReadOptions, ReadReport};
 use crate::verify::{Damage, check_sums};
@@ -102,6 +103,24 @@ pub fn load_with<'a>(
     let (replicas, replica_counts) = (ReplicaReaders::default(), ReplicaCounts::new());
     let origin = PlanOrigin::Custom;
     Load { source, origin, replicas, replica_counts, gang, options, observer }.run(planner)
+}
+
+/// Loads with the planner of a factory. Every rank of the gang.
+pub fn load_planned(
+    source: &Source,
+    state: LoadState<'_>,
+    factory: &dyn LoadPlannerFactory,
+    gang: &dyn Gang,
+    options: &LoadOptions,
+    observer: &dyn Observer,
+) -> Result<LoadReport, CheckpointError> {
+    let name = PlannerCalls::new(|| factory.name());
+    // The default planner's reads can be shared among replicas.
+    if name.is_standard() {
+        return load(source, state, gang, options, observer);
+    }
+    let mut planner = name.ask("planner", || factory.planner(state, options))?;
+    load_with(source, &mut *planner, gang, options, observer)
 }
 
 /// A load on one rank.

@@ -1,6 +1,7 @@
 //! The registry of sharding rules.
 
 use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
@@ -114,6 +115,12 @@ impl RegistryBuilder {
     }
 }
 
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Registry").field(&self.names()).finish()
+    }
+}
+
 impl Default for Registry {
     fn default() -> Self {
         Self::built_in()
@@ -130,6 +137,11 @@ impl Registry {
     /// The built-in rules.
     pub fn built_in() -> Self {
         Self::builder().freeze()
+    }
+
+    /// The same rules and another one. Its name must be new.
+    pub fn with(&self, op: impl DistributedOp) -> Result<Self> {
+        Ok(RegistryBuilder { rules: (*self.rules).clone() }.register(op)?.freeze())
     }
 
     /// The names of all operations, sorted.

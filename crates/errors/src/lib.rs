@@ -31,10 +31,12 @@
 mod file;
 mod location;
 mod names;
+mod panics;
 
 pub use file::FileError;
 pub use location::SourceLocation;
 pub use names::{did_you_mean, name_list, nearest};
+pub use panics::{Panicked, caught, panic_message};
 
 /// An error that suggests a fix.
 pub trait Hint {

@@ -7,13 +7,12 @@
 mod collective;
 mod rendezvous;
 
-use std::any::Any;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 
 use rustc_hash::FxHashMap;
-use weightloom_errors::Hint;
+use weightloom_errors::{Hint, panic_message};
 
 use crate::call::Call;
 use crate::element::{Elements, ElementsMut};
@@ -137,12 +136,6 @@ fn run_rank<T>(world: &Arc<World>, rank: usize, work: impl Fn(Arc<dyn Gang>) -> 
             Err(message)
         }
     }
-}
-
-fn panic_message(payload: &(dyn Any + Send)) -> String {
-    let text = payload.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("no message").to_owned()
 }
 
 /// State that all ranks of one [`run`] share.

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use weightloom_errors::{Hint, did_you_mean, nearest};
 
+use crate::added_arch::AddedArch;
+use crate::config::ConfigError;
 use crate::family::{AnyFamily, FamilyTypes, SharedFamily};
 
 /// Registry of model families, by name. Filled at program start; nothing
@@ -29,6 +31,10 @@ pub enum FamilyError {
     NoModelType,
     #[error("model family `{name}` has {}, not {expected}", listed(found.as_ref()))]
     Types { name: String, expected: FamilyTypes, found: Option<FamilyTypes> },
+    #[error("model family `{family}` already has an arch `{arch}`")]
+    DuplicateArch { family: String, arch: String },
+    #[error("cannot add the arch `{arch}` to model family `{family}`: {problem}")]
+    InvalidArch { family: String, arch: String, problem: ConfigError },
     #[error("model family `{family}` has no arch `{arch}`")]
     Arch { family: String, arch: String, near: Option<String>, known: Vec<String> },
 }
@@ -50,7 +56,8 @@ impl Hint for FamilyError {
                 known.join(", ")
             )),
             Self::Types { .. } => Some("use the family type that was registered".to_owned()),
-            Self::Duplicate { .. } => Some("rename one of them".to_owned()),
+            Self::Duplicate { .. } | Self::DuplicateArch { .. } => Some("rename one of them".to_owned()),
+            Self::InvalidArch { problem, .. } => problem.hint(),
             Self::NoModelType => {
                 Some("add `model_type` to `config.json`, or write a card for the model".to_owned())
             }
@@ -70,6 +77,30 @@ impl Families {
             return Err(FamilyError::Duplicate { name: family.name().to_owned() });
         }
         self.all.push(Arc::new(family));
+        Ok(())
+    }
+
+    /// Adds a preset to a family.
+    pub fn register_arch(
+        &mut self,
+        family: &str,
+        arch: &str,
+        config: &Map<String, Value>,
+    ) -> Result<(), FamilyError> {
+        let found = Arc::clone(self.get(family)?);
+        let (family, arch) = (family.to_owned(), arch.to_owned());
+        if found.archs().contains(&arch) {
+            return Err(FamilyError::DuplicateArch { family, arch });
+        }
+        let complete = found.complete(config).and_then(|config| found.definition(&config).map(|_| config));
+        let config = match complete {
+            Ok(config) => config,
+            Err(problem) => return Err(FamilyError::InvalidArch { family, arch, problem }),
+        };
+        let added: SharedFamily = Arc::new(AddedArch { family: found, arch, config });
+        for known in self.all.iter_mut().filter(|known| known.name() == family) {
+            *known = Arc::clone(&added);
+        }
         Ok(())
     }
 

@@ -41,6 +41,9 @@ pub struct Hub {
     pub families: Families,
     /// Folders with families described in YAML.
     pub model_path: Vec<PathBuf>,
+    /// Sharding rules of the operations that models use; by default the built-in
+    /// ones.
+    pub operations: weightloom_dtensor::Registry,
     fetch: Result<FetchSettings, FetchError>,
 }
 
@@ -85,7 +88,7 @@ impl Hub {
     /// An error in place of the download settings is reported by the first
     /// download, so that everything else works in any environment.
     pub fn new(cards: CardStore, families: Families, fetch: Result<FetchSettings, FetchError>) -> Self {
-        Self { cards, families, model_path: Vec::new(), fetch }
+        Self { cards, families, model_path: Vec::new(), operations: Default::default(), fetch }
     }
 
     /// Sets the folders with families described in YAML.
@@ -356,6 +359,7 @@ impl Hub {
             source,
             text_source,
             metadata,
+            operations: self.operations.clone(),
         })
     }
 
@@ -466,7 +470,7 @@ impl Hub {
         let config = arch_config(&*family, arch)?;
         let about = |problem| HubError::Config { about: format!("arch `{arch}`"), problem };
         let definition = family.definition(&config).map_err(about)?;
-        new_model(&*definition, &family.parallel(), seed, options)
+        new_model(&*definition, &family.parallel(), seed, &options.or_operations(&self.operations))
     }
 
     /// A card, which must be of a family.

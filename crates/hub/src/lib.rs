@@ -13,6 +13,7 @@ pub mod fetch;
 pub mod text;
 
 mod adapter;
+mod added_arch;
 mod config;
 mod error;
 mod export;

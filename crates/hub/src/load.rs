@@ -8,13 +8,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use weightloom_checkpoint::plan::{LoadState, MissingKeys, UnexpectedKeys};
+use weightloom_checkpoint::plan::{
+    LoadPlannerFactory, LoadState, MissingKeys, StandardPlanners, UnexpectedKeys,
+};
 use weightloom_checkpoint::storage::ReadMode;
 use weightloom_checkpoint::{
     Index, KeyMap, KeyRule, LoadReport, Observer, ReadOptions, ReadRequest, Section, Sharding, Source,
-    TensorSpec, Verify, load, read,
+    TensorSpec, Verify, load_planned, read,
 };
-use weightloom_dtensor::{DTensor, DistContext};
+use weightloom_dtensor::{DTensor, DistContext, DistOptions};
 use weightloom_errors::nearest;
 use weightloom_gang::{GangOptions, GangSizes, Gangs, solo};
 use weightloom_layout::{DType, Mesh, Region};
@@ -44,6 +46,11 @@ pub struct ModelLoadOptions {
     pub usage: Usage,
     /// The context to share between several models.
     pub dist: Option<Arc<DistContext>>,
+    /// Sharding rules of the operations that the model uses; defaults to those of the
+    /// hub, or the built-in ones. A context has its own.
+    pub operations: Option<weightloom_dtensor::Registry>,
+    /// Who decides what this rank reads; defaults to the standard planner.
+    pub planner: Option<Arc<dyn LoadPlannerFactory>>,
 }
 
 impl std::fmt::Debug for ModelLoadOptions {
@@ -62,6 +69,13 @@ impl std::fmt::Debug for ModelLoadOptions {
 }
 
 impl ModelLoadOptions {
+    /// The same options, with these operations if there are none.
+    pub(crate) fn or_operations(&self, operations: &weightloom_dtensor::Registry) -> Self {
+        let mut options = self.clone();
+        options.operations.get_or_insert_with(|| operations.clone());
+        options
+    }
+
     /// The given gangs, or this rank alone.
     fn effective_gangs(&self) -> Result<Gangs, HubError> {
         match (&self.gangs, self.device) {
@@ -102,7 +116,11 @@ impl RankShard {
         };
         let specs = definition.parameters(&stage);
         let plan = Plan::new(parallel, &specs, stage_mesh(&gangs)?)?.with_usage(options.usage);
-        let dist = options.dist.clone().unwrap_or_else(|| DistContext::new(Arc::clone(&gangs.root)));
+        let dist = options.dist.clone().unwrap_or_else(|| {
+            let registry = options.operations.clone().unwrap_or_default();
+            let options = DistOptions { registry, ..DistOptions::default() };
+            DistContext::with_options(Arc::clone(&gangs.root), options)
+        });
         Ok(Self { gangs, dist, stage, plan, specs })
     }
 
@@ -286,7 +304,8 @@ pub fn load_model(
         verify: options.verify,
         ..weightloom_checkpoint::LoadOptions::default()
     };
-    let report = load(&source, state, &*shard.gangs.root, &load_options, observer)?;
+    let planner: &dyn LoadPlannerFactory = options.planner.as_deref().unwrap_or(&StandardPlanners);
+    let report = load_planned(&source, state, planner, &*shard.gangs.root, &load_options, observer)?;
     let mut values = Vec::with_capacity(shard.specs.len());
     for (spec, part) in shard.specs.iter().zip(parts) {
         let layout = shard.plan.layout_of(&spec.name);

@@ -37,6 +37,8 @@ pub struct Model {
     /// Files of the tokenizer.
     pub(crate) text_source: Files,
     pub(crate) metadata: Arc<OnceLock<BTreeMap<String, GgufValue>>>,
+    /// Sharding rules of the operations that it uses.
+    pub(crate) operations: weightloom_dtensor::Registry,
 }
 
 impl fmt::Debug for Model {
@@ -198,7 +200,8 @@ impl Model {
     /// Loads the model. Called by every rank of the gangs.
     pub fn load(&self, options: &ModelLoadOptions, observer: &dyn Observer) -> Result<LoadedModel, HubError> {
         let (definition, keys) = (self.definition()?, self.keys()?);
-        load_model(&self.source, &*definition, &keys, &self.family.parallel(), options, observer)
+        let options = options.or_operations(&self.operations);
+        load_model(&self.source, &*definition, &keys, &self.family.parallel(), &options, observer)
     }
 
     /// Loads an adapter for this model.

@@ -106,7 +106,8 @@ impl<F: Family> ModelHub<'_, F> {
         options: &ModelLoadOptions,
     ) -> Result<Box<F::Model>, HubError> {
         let definition = self.definition(config)?;
-        self.typed_model(new_model(&*definition, &Family::parallel(&self.family), seed, options)?)
+        let options = options.or_operations(&self.hub.operations);
+        self.typed_model(new_model(&*definition, &Family::parallel(&self.family), seed, &options)?)
     }
 
     /// Creates a model on the meta device, as this rank would hold it.
@@ -157,7 +158,8 @@ impl<F: Family> ModelHub<'_, F> {
         let source = Source::open(path)?;
         let keys = Family::keys(&self.family, config, &source.index);
         let (definition, parallel) = (self.definition(config)?, Family::parallel(&self.family));
-        self.typed_loaded(load_model(&source, &*definition, &keys, &parallel, options, observer)?)
+        let options = options.or_operations(&self.hub.operations);
+        self.typed_loaded(load_model(&source, &*definition, &keys, &parallel, &options, observer)?)
     }
 
     /// Iterates over the parameters of a checkpoint as this rank of the gangs

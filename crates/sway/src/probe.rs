@@ -35,7 +35,6 @@ mod leakage;
 mod lookup;
 mod multi_turn_coherence_decay;
 mod null_adapter;
-pub(crate) mod panics;
 mod paraphrase_invariance;
 mod perturbation;
 mod preference_flip;
@@ -73,7 +72,6 @@ pub use leakage::Leakage;
 pub use lookup::{ProbeError, Stop, all as look_up_all, both as look_up_both};
 pub use multi_turn_coherence_decay::MultiTurnCoherenceDecay;
 pub use null_adapter::{NullAdapter, NullAdapterEvidence, SkippedKind};
-pub use panics::Panicked;
 pub use paraphrase_invariance::{Intent, ParaphraseInvariance};
 pub use perturbation::Perturbation;
 pub use preference_flip::PreferenceFlip;
@@ -82,6 +80,7 @@ pub use registry::{Probes, RegisterProbeError, RegisterProbeProblem, UnknownKind
 pub use section_internalization::SectionInternalization;
 pub use style_fingerprint::{Extended, StyleFingerprint};
 pub use tool_use_fidelity::{ToolCase, ToolUseFidelity};
+pub use weightloom_errors::Panicked;
 
 use std::fmt::Debug;
 

@@ -5,10 +5,13 @@
 //! effect after the current step on all ranks, with a checkpoint. An
 //! [`Evaluator`] measures saved checkpoints.
 
+mod registry;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Serialize;
+use weightloom_errors::caught;
 
 use crate::config::{Config, ConfigChange};
 use crate::data::{DataSummary, DocumentsRead};
@@ -16,6 +19,8 @@ use crate::engine::{Engine, StepResult};
 use crate::error::TrainError;
 use crate::metrics::Record;
 use crate::warning::Warning;
+
+pub use registry::{CallbackError, CallbackFactory, Callbacks};
 
 /// The state of a run, as callbacks see it.
 #[derive(Clone, Copy)]
@@ -103,9 +108,13 @@ pub struct TimeEstimate {
 pub type CallbackResult = Result<Control, TrainError>;
 
 /// Hooks into a training run, named as in transformers. All do nothing by
-/// default.
+/// default. One that panics ends the run with an error that names it.
 #[allow(unused_variables, reason = "named for documentation")]
 pub trait Callback {
+    /// The name in errors.
+    fn name(&self) -> &str {
+        std::any::type_name::<Self>()
+    }
     /// The model, the data and the optimizer are ready.
     fn on_init_end(&mut self, state: &TrainerState<'_>) -> CallbackResult {
         Ok(Control::Continue)
@@ -195,14 +204,18 @@ pub trait Evaluator {
     ) -> Result<Option<EvalMetrics>, TrainError>;
 }
 
-/// Calls all callbacks; returns [`Control::Stop`] if any does.
+/// Calls all callbacks; returns [`Control::Stop`] if any does. A panic is an error.
 pub(crate) fn for_each(
     callbacks: &mut [Box<dyn Callback + '_>],
     mut call: impl FnMut(&mut dyn Callback) -> CallbackResult,
 ) -> CallbackResult {
     let mut control = Control::Continue;
     for callback in callbacks {
-        if call(&mut **callback)? == Control::Stop {
+        let called = caught(|| call(&mut **callback)).unwrap_or_else(|panic| {
+            let callback = caught(|| callback.name().to_owned()).unwrap_or_default();
+            Err(CallbackError::Unusable { callback, problem: panic.to_string() }.into())
+        });
+        if called? == Control::Stop {
             control = Control::Stop;
         }
     }

@@ -5,6 +5,7 @@
 //! first. The model has the names and layouts of published ones, so that other
 //! programs load it; the rest has the decoder's names.
 
+mod planners;
 mod published;
 
 use std::collections::BTreeMap;
@@ -13,10 +14,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use weightloom_checkpoint::formats::peft::PREFIX;
-use weightloom_checkpoint::plan::{LoadState, MissingKeys, UnexpectedKeys};
+use weightloom_checkpoint::plan::{
+    LoadPlannerFactory, LoadState, MissingKeys, StandardPlanners, UnexpectedKeys,
+};
 use weightloom_checkpoint::{
     Bytes, KeyMap, LoadOptions, LocalTensor, Observer, SaveFormat, SaveOptions, Saver, Sharding, Source,
-    State, Target, TensorSpec, load,
+    State, Target, TensorSpec, load_planned,
 };
 use weightloom_dtensor::DTensor;
 use weightloom_gang::{Elements, GangExt};
@@ -26,6 +29,8 @@ use weightloom_tensor::{HostMemory, Tensor};
 use crate::engine::{Engine, StageModel, Tied};
 use crate::error::TrainError;
 use published::publish;
+
+pub use planners::{LoadPlanners, PlannerKind, SavePlanners};
 
 /// The name of the progress in a checkpoint.
 const PROGRESS: &str = "trainer";
@@ -199,6 +204,16 @@ impl Engine {
     /// come from another mesh, and returns its progress. Trained weights of the
     /// model are loaded with the model. Called by every rank.
     pub fn resume(&mut self, source: &Source, observer: &dyn Observer) -> Result<Progress, TrainError> {
+        self.resume_with(source, &StandardPlanners, observer)
+    }
+
+    /// Like [`resume`](Self::resume), with the planner of a factory.
+    pub fn resume_with(
+        &mut self,
+        source: &Source,
+        planner: &dyn LoadPlannerFactory,
+        observer: &dyn Observer,
+    ) -> Result<Progress, TrainError> {
         let progress = read_progress(source)?;
         if progress.optimizer != self.optimizer.name() {
             let (found, selected) = (progress.optimizer, self.optimizer.name());
@@ -233,7 +248,7 @@ impl Engine {
             unexpected: UnexpectedKeys::Ignore,
             ..LoadOptions::default()
         };
-        load(source, state, &*self.gangs.root, &options, observer)?;
+        load_planned(source, state, planner, &*self.gangs.root, &options, observer)?;
         for (place, name, kept, _, memory) in memories {
             let stage = &mut self.stages[place];
             let loaded = memory.into_tensor();

@@ -35,7 +35,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use change::to_value;
 pub use change::{ChangeEffect, ConfigChange, changes};
 pub use dump::dump;
-pub use outline::schema;
+pub use outline::{schema, schema_with};
 pub use read::{ConfigReader, read, read_file};
 pub use reference::{reference, reference_with};
 pub(crate) use rule::divisors;
@@ -51,6 +51,8 @@ pub use train::{
     Precision, Resume, SampleConfig, TrainConfig,
 };
 
+pub use crate::checkpointing::PlannerKind;
+pub use crate::loss::{LossConfig, LossKind};
 pub use crate::metrics::SinkKind;
 pub use crate::optimizer::{OptimizerConfig, OptimizerKind};
 pub use crate::schedule::{DecayType, ScheduleConfig, ScheduleKind};

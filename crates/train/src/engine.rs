@@ -21,6 +21,7 @@ use weightloom_nn::{ActivationCheckpointing, Adapter, Dropout, Model};
 use weightloom_tensor::Tensor;
 
 use crate::error::TrainError;
+use crate::loss::{LossArgs, SelectedLoss};
 use crate::optimizer::{Optimizer, Patterns, WeightDecay, initial_states};
 use crate::pipeline::{Action, Schedule};
 
@@ -53,6 +54,7 @@ pub struct Engine {
     pub(crate) optimizer: Box<dyn Optimizer>,
     checkpointing: ActivationCheckpointing,
     dropout: f64,
+    loss: SelectedLoss,
     /// From the names of the decoder's parameters to those in checkpoints.
     pub(crate) published_keys: KeyMap,
 }
@@ -121,8 +123,26 @@ impl Engine {
             optimizer,
             checkpointing,
             dropout,
+            loss: SelectedLoss::default(),
             published_keys: KeyMap::default(),
         })
+    }
+
+    /// Trains with another loss than the model's own.
+    pub fn set_loss(&mut self, loss: SelectedLoss) {
+        self.loss = loss;
+    }
+
+    /// The loss of the result of the last stage.
+    fn stage_loss(
+        &self,
+        stage: &StageModel,
+        hidden: &DTensor,
+        targets: &DTensor,
+        divisor: f64,
+    ) -> Result<DTensor, TrainError> {
+        let args = LossArgs { model: &*stage.model, hidden, targets, divisor, adapter: stage.change() };
+        Ok(self.loss.compute(&args)?)
     }
 
     /// This rank's stages.

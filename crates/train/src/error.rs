@@ -9,9 +9,12 @@ use weightloom_hub::cards::RunError;
 use weightloom_nn::NnError;
 use weightloom_tensor::TensorError;
 
+use crate::callback::CallbackError;
 use crate::config::{ConfigChange, ConfigErrors};
 use crate::data::DataError;
 use crate::dry_run::DryRunError;
+use crate::extensions::UnknownName;
+use crate::loss::LossError;
 use crate::metrics::MetricsError;
 use crate::optimizer::{OptimizerError, OptimizerFault, PatternError};
 use crate::parallel_dims::ParallelDimErrors;
@@ -105,6 +108,12 @@ pub enum TrainError {
     #[error(transparent)]
     OptimizerStep(OptimizerFault),
     #[error(transparent)]
+    Loss(LossError),
+    #[error(transparent)]
+    Callback(#[from] CallbackError),
+    #[error("`train.checkpoint.{key}`: {unknown}")]
+    Planner { key: &'static str, unknown: UnknownName },
+    #[error(transparent)]
     Pattern(#[from] PatternError),
     #[error(transparent)]
     LearningRate(#[from] ScheduleError),
@@ -135,6 +144,15 @@ impl From<DTensorError> for TrainError {
         match error {
             DTensorError::Tensor(error) => error.into(),
             error => Self::Nn(error.into()),
+        }
+    }
+}
+
+impl From<LossError> for TrainError {
+    fn from(error: LossError) -> Self {
+        match error {
+            LossError::Nn(error) => Self::Nn(error),
+            error => Self::Loss(error),
         }
     }
 }
@@ -222,6 +240,9 @@ impl Hint for TrainError {
             Self::Data(error) => return error.hint(),
             Self::Optimizer(error) => return error.hint(),
             Self::OptimizerStep(error) => return error.hint(),
+            Self::Loss(error) => return error.hint(),
+            Self::Callback(error) => return error.hint(),
+            Self::Planner { unknown, .. } => return unknown.hint(),
             Self::Pattern(error) => return error.hint(),
             Self::LearningRate(error) => return error.hint(),
             Self::Pipeline(error) => return error.hint(),

@@ -1,27 +1,30 @@
-//! What configs may name: built-in optimizers, schedules, metric sinks and data
-//! formats, and those of your own crate.
+//! What a program adds to training, and what its configs may name: built-in things
+//! and those of your own crate.
 
 mod options;
-mod panics;
 mod registry;
 
 pub use options::{NoOptions, OptionProblem};
 pub(crate) use options::{one_of, read_options, section_of};
-pub use panics::Panicked;
-pub(crate) use panics::caught;
 pub(crate) use registry::Registry;
 pub use registry::{RegisterError, RegisterProblem, UnknownName};
+pub(crate) use weightloom_errors::caught;
 
+use crate::callback::Callbacks;
+use crate::checkpointing::{LoadPlanners, SavePlanners};
 use crate::data::DataFormats;
+use crate::loss::Losses;
 use crate::metrics::MetricSinks;
 use crate::optimizer::Optimizers;
 use crate::schedule::Schedules;
+use crate::spec::SpecRegistry;
 
 /// What configs may name. A value that is passed in, not global state: two runs in
 /// one process may have different ones.
 ///
 /// [`ConfigReader`](crate::config::ConfigReader) checks names and options against
-/// it, and [`TrainRequest`](crate::TrainRequest) takes it for the run.
+/// it; [`TrainRequest`](crate::TrainRequest), [`dry_run`](fn@crate::dry_run) and
+/// [`preview_data`](crate::preview_data) take it.
 ///
 /// ```
 /// use weightloom_train::Extensions;
@@ -32,6 +35,13 @@ use crate::schedule::Schedules;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Extensions {
+    /// Values of `model.name`, in addition to the families of the hub.
+    pub specs: SpecRegistry,
+    /// Sharding rules of the operations that models use, with those of users'
+    /// functions.
+    pub operations: weightloom_dtensor::Registry,
+    /// Values of `train.loss.kind`.
+    pub losses: Losses,
     /// Values of `train.optimizer.kind`.
     pub optimizers: Optimizers,
     /// Values of `train.schedule.kind`.
@@ -40,6 +50,12 @@ pub struct Extensions {
     pub sinks: MetricSinks,
     /// Values of `data.format`.
     pub formats: DataFormats,
+    /// Keys of `train.callbacks`.
+    pub callbacks: Callbacks,
+    /// Values of `train.checkpoint.save_planner`.
+    pub save_planners: SavePlanners,
+    /// Values of `train.checkpoint.load_planner`.
+    pub load_planners: LoadPlanners,
 }
 
 impl Extensions {

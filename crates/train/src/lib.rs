@@ -8,10 +8,12 @@
 //! - [`spec`]: what the trainer needs to know about a model; [`parallel_dims`]:
 //!   which parallel sizes fit it.
 //! - [`engine`]: forward, backward and optimizer step on one rank.
-//! - [`optimizer`], [`schedule`]: update rules and learning rates.
+//! - [`loss`], [`optimizer`], [`schedule`]: what is minimized, update rules and
+//!   learning rates.
 //! - [`pipeline`]: pipeline schedules as programs that are checked before use.
 //! - [`checkpointing`], [`metrics`]: what a run saves and reports.
 //! - [`callback`]: hooks into a run, and evaluators of its checkpoints.
+//! - [`extensions`]: what your own crate adds.
 //!
 //! ```
 //! use weightloom_train::optimizer::OptimizerConfig;
@@ -38,6 +40,7 @@ pub mod dry_run;
 pub mod engine;
 mod error;
 pub mod extensions;
+pub mod loss;
 pub mod metrics;
 #[cfg(test)]
 #[path = "../tests/it/setup/models.rs"]
@@ -54,7 +57,6 @@ pub use config::Config;
 pub use error::TrainError;
 pub use extensions::Extensions;
 pub use trainer::{
-    ConfigChanges, DataPreview, End, Outcome, TrainRequest, dry_run, dry_run_with, is_running, preview_data,
-    preview_data_with, train,
+    ConfigChanges, DataPreview, End, Outcome, TrainRequest, dry_run, is_running, preview_data, train,
 };
 pub use warning::Warning;

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use weightloom_checkpoint::Observer;
+use weightloom_checkpoint::plan::LoadPlannerFactory;
 use weightloom_errors::FileError;
 use weightloom_files::{Durability, write_atomic};
 use weightloom_gang::Gang;
@@ -35,10 +36,9 @@ use crate::engine::Engine;
 use crate::error::TrainError;
 use crate::extensions::Extensions;
 use crate::metrics::{Meter, Sinks, open};
-use crate::spec::SpecRegistry;
 use crate::warning::Warning;
 
-use build::{Built, Registered, build, open_checkpoint};
+use build::{Built, build, load_planner, open_checkpoint};
 use checkpoint_manager::CheckpointManager;
 use evaluate::HeldOut;
 use resume::{compare_config, restore_data};
@@ -46,9 +46,9 @@ use resume_point::name_damage;
 use run::Run;
 use survey::Survey;
 
-pub use dry_run::{dry_run, dry_run_with};
+pub use dry_run::dry_run;
 pub use lock::is_running;
-pub use preview::{DataPreview, preview_data, preview_data_with};
+pub use preview::{DataPreview, preview_data};
 pub use resume::ConfigChanges;
 
 /// A training run to start with [`train`].
@@ -62,18 +62,14 @@ pub struct TrainRequest<'a> {
     pub hub: &'a Hub,
     /// All ranks.
     pub gang: Arc<dyn Gang>,
-    /// Model specs registered in code, in addition to the families of the hub.
-    pub specs: SpecRegistry,
-    /// Sharding rules of the operations that the model uses, including users'
-    /// functions; by default the built-in ones.
-    pub operations: weightloom_dtensor::Registry,
-    /// What the config may name; by default what is built in.
+    /// What the config may name, and what the model uses; by default what is built
+    /// in.
     pub extensions: Extensions,
     /// Whether to resume with a config that computes something else.
     pub config_changes: ConfigChanges,
     /// Set it to end the run after the current step.
     pub stop: Arc<AtomicBool>,
-    /// Callbacks of this rank.
+    /// Callbacks of this rank, in addition to those that the config names.
     pub callbacks: Vec<Box<dyn Callback + 'a>>,
     /// Evaluators of each checkpoint; on the first rank, their metrics go to
     /// the sinks.
@@ -85,14 +81,12 @@ pub struct TrainRequest<'a> {
 }
 
 impl<'a> TrainRequest<'a> {
-    /// A run without callbacks, evaluators, observers and registered specs.
+    /// A run without callbacks, evaluators and observers, with what is built in.
     pub fn new(config: &'a Config, hub: &'a Hub, gang: Arc<dyn Gang>) -> Self {
         Self {
             config,
             hub,
             gang,
-            specs: SpecRegistry::default(),
-            operations: weightloom_dtensor::Registry::default(),
             extensions: Extensions::standard(),
             config_changes: ConfigChanges::default(),
             stop: Arc::default(),
@@ -148,8 +142,6 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         config,
         hub,
         gang,
-        specs,
-        operations,
         extensions,
         config_changes,
         stop,
@@ -158,9 +150,11 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         fetching,
         reading,
     } = request;
-    let registered = Registered { specs: &specs, operations: &operations, extensions: &extensions };
+    for callback in extensions.callbacks.build(&config.train.callbacks)? {
+        callbacks.push(callback);
+    }
     let folder = PathBuf::from(&config.train.checkpoint.output_dir);
-    let mut checkpoints = CheckpointManager::new(config, &gang)?;
+    let mut checkpoints = CheckpointManager::new(config, &extensions, &gang)?;
     if config.train.eval.sway.is_some() && gang.rank() == 0 && evaluators.is_empty() {
         return Err(TrainError::NoEvaluator);
     }
@@ -170,9 +164,11 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         let restore = || -> Result<(Built, Option<Progress>), TrainError> {
             let path = resumed.as_deref();
             let changed = path.map(|path| compare_config(config, path, config_changes)).transpose()?;
-            let mut built = build(config, hub, &registered, &gang, path, fetching, reading)?;
+            let mut built = build(config, hub, &extensions, &gang, path, fetching, reading)?;
             built.notices.extend(changed.flatten());
-            let restored = path.map(|path| restore_engine(&mut built.engine, path, reading)).transpose()?;
+            let planner = load_planner(config, &extensions)?;
+            let restore = |path| restore_engine(&mut built.engine, path, &*planner, reading);
+            let restored = path.map(restore).transpose()?;
             Ok((built, restored))
         };
         match restore() {
@@ -279,10 +275,11 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
 fn restore_engine(
     engine: &mut Engine,
     checkpoint: &Path,
+    planner: &dyn LoadPlannerFactory,
     reading: &dyn Observer,
 ) -> Result<Progress, TrainError> {
     let source = open_checkpoint(checkpoint)?;
-    engine.resume(&source, reading).map_err(|error| name_damage(checkpoint, error))
+    engine.resume_with(&source, planner, reading).map_err(|error| name_damage(checkpoint, error))
 }
 
 /// Writes the resolved config to the run's folder.

@@ -20,6 +20,7 @@ mod layout;
 mod located;
 mod model_plan;
 mod models;
+mod names;
 mod output;
 mod plan;
 mod progress;
@@ -41,15 +42,20 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueHint};
+use clap::{Args, FromArgMatches, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 use weightloom::gang::GangOptions;
 use weightloom::launch::{ExitStatus, LaunchError, MpiJob};
+use weightloom::{App, Registry, app};
 
 use failure::Failure;
 use output::{Format, Output, Verbosity};
 
+pub(crate) use names::app_command;
 pub use reference::command;
+
+/// The name of our own program.
+pub(crate) const PROGRAM: &str = "weightloom";
 
 const EXIT_CODES: &str = "Exit codes: 0 success, 1 a check failed, 2 user error, 3 operational failure,
 75 a signal ended the training run, which can be resumed";
@@ -58,7 +64,7 @@ const EXIT_CODES: &str = "Exit codes: 0 success, 1 a check failed, 2 user error,
 ///
 /// Start with `weightloom quickstart`.
 #[derive(Parser)]
-#[command(name = "weightloom", version, after_help = EXIT_CODES, arg_required_else_help = true)]
+#[command(name = PROGRAM, version, after_help = EXIT_CODES, arg_required_else_help = true)]
 struct Cli {
     /// Print results as JSON to stdout, and errors as JSON to stderr.
     #[arg(long, global = true)]
@@ -292,44 +298,59 @@ impl RankArgs {
 /// assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::SUCCESS));
 /// ```
 pub fn run<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> ExitCode {
-    let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
-    let cli = match Cli::try_parse_from(&arguments) {
+    app(Registry::standard()).run(arguments)
+}
+
+/// Runs a program with the given arguments.
+pub(crate) fn run_app(app: &App, arguments: &[OsString]) -> ExitCode {
+    let mut command = app.command();
+    let parsed = command.try_get_matches_from_mut(arguments).and_then(|mut matches| {
+        Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
+    });
+    let cli = match parsed {
         Ok(cli) => cli,
-        Err(error) => return usage(&error, &arguments),
+        Err(error) => return usage(&error, arguments),
     };
     let output = Output {
         format: if cli.json { Format::Json } else { Format::Text },
         verbosity: if cli.quiet { Verbosity::Quiet } else { Verbosity::Normal },
+        program: app.program(),
     };
-    if let Err(code) = check_mpi_job(&cli.command, &arguments, output) {
+    let registry = app.registry();
+    if let Err(errors) = registry.check() {
+        let failure = Failure::user(&errors);
+        output.failure(&failure);
+        return ExitCode::from(failure.code());
+    }
+    if let Err(code) = check_mpi_job(&cli.command, arguments, output) {
         return code;
     }
     let program = arguments.first().map_or(OsStr::new(""), OsString::as_os_str);
     let outcome = match cli.command {
-        Command::Quickstart(args) => quickstart::run(&args, output, program),
-        Command::Doctor => doctor::run(output),
+        Command::Quickstart(args) => quickstart::run(&args, registry, output, program),
+        Command::Doctor => doctor::run(app, output),
         Command::Layout(command) => layout::run(&command, output),
         Command::Gang(command) => gang::run(&command, output),
         Command::DTensor(command) => dtensor::run(&command, output),
-        Command::Inspect(args) => inspect::run(&args, output),
-        Command::Verify(args) => verify::run_verify(&args, output),
-        Command::Sign(args) => sign::run(&args, output),
-        Command::Fingerprint(args) => verify::run_fingerprint(&args, output),
-        Command::Diff(args) => diff::run(&args, output),
-        Command::Data(command) => data::run(&command, output),
-        Command::Convert(args) => convert::run(&args, output),
-        Command::Plan(args) => plan::run(&args, output),
-        Command::Models(command) => models::run(&command, output),
-        Command::Fetch(args) => fetch::run(&args, output),
-        Command::Generate(args) => generate::run(&args, output),
-        Command::Sway(command) => sway::run(&command, output),
-        Command::Score(args) => score::run(&args, output),
-        Command::Serve(args) => serve::run(&args, output),
-        Command::Tokenize(args) => tokenize::run(&args, output),
-        Command::Train(args) => train::run(&args, output),
-        Command::Export(args) => export::run(&args, output),
-        Command::Completions { shell } => reference::completions(shell, output),
-        Command::Man(args) => reference::man_pages(&args, output),
+        Command::Inspect(args) => inspect::run(&args, registry, output),
+        Command::Verify(args) => verify::run_verify(&args, registry, output),
+        Command::Sign(args) => sign::run(&args, registry, output),
+        Command::Fingerprint(args) => verify::run_fingerprint(&args, registry, output),
+        Command::Diff(args) => diff::run(&args, registry, output),
+        Command::Data(command) => data::run(&command, registry, output),
+        Command::Convert(args) => convert::run(&args, registry, output),
+        Command::Plan(args) => plan::run(&args, registry, output),
+        Command::Models(command) => models::run(&command, registry, output),
+        Command::Fetch(args) => fetch::run(&args, registry, output),
+        Command::Generate(args) => generate::run(&args, registry, output),
+        Command::Sway(command) => sway::run(&command, registry, output),
+        Command::Score(args) => score::run(&args, registry, output),
+        Command::Serve(args) => serve::run(&args, registry, output),
+        Command::Tokenize(args) => tokenize::run(&args, registry, output),
+        Command::Train(args) => train::run(&args, registry, output),
+        Command::Export(args) => export::run(&args, registry, output),
+        Command::Completions { shell } => reference::completions(app, shell, output),
+        Command::Man(args) => reference::man_pages(app, &args, output),
     };
     // Status lines are printed where no error can be returned.
     let lost = Output::lost();

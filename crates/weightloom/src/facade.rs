@@ -19,14 +19,14 @@ use weightloom_sway::{
 use weightloom_train::config::read_file;
 use weightloom_train::{Outcome, TrainError, TrainRequest};
 
-use crate::standard::{self, Folders};
+use crate::registry::{Folders, Registry};
 
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-fn hub() -> Result<Hub, HubError> {
-    Ok(standard::hub(&variable, &Folders::default())?)
+fn hub() -> Hub {
+    Registry::standard().hub(&variable, &Folders::default())
 }
 
 /// Loads a model by the name of its card, a path, `org/name` on Hugging Face, or a
@@ -42,7 +42,7 @@ fn hub() -> Result<Hub, HubError> {
 /// # }
 /// ```
 pub fn load(name: &str, adapter: Option<&Path>) -> Result<TextGenerator, HubError> {
-    let hub = hub()?;
+    let hub = hub();
     let adapter = adapter.map(|folder| folder.display().to_string());
     let located = hub.locate_with(name, adapter.as_deref(), &())?;
     let model = hub.open(&located.model, &())?;
@@ -101,7 +101,7 @@ pub fn generate(model: &TextGenerator, prompt: &str, max_new_tokens: usize) -> R
 pub fn train(config: &Path, overrides: &[&str]) -> Result<Outcome, TrainError> {
     let overrides: Vec<String> = overrides.iter().map(|&text| text.to_owned()).collect();
     let config = read_file(config, &overrides, &variable)?;
-    let hub = hub()?;
+    let hub = hub();
     weightloom_train::train(TrainRequest::new(&config, &hub, solo(GangOptions::default())))
 }
 
@@ -148,7 +148,7 @@ impl Hint for JudgeSuiteError {
 /// # }
 /// ```
 pub fn judge(suite: &Path) -> Result<Report, JudgeSuiteError> {
-    let hub = hub()?;
+    let hub = hub();
     let located = LocatedModels::of(&Suite::read_file(suite, &variable)?, &hub)?;
     let prepared = PreparedSuite::new(Suite::read_file_with(suite, &located.overrides, &variable)?, None)?;
     let mut backend = BackendBuilder::new(&hub, &(), &variable).build_suite(&prepared.suite, &())?;

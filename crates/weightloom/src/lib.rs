@@ -27,7 +27,8 @@
 //!
 //! This crate adds:
 //!
-//! - [`standard`]: the hub with all built-in families and the environment's settings.
+//! - [`Registry`]: what a program knows by name, and [`app`](fn@app): a program of your
+//!   own with every command.
 //! - [`launch`]: ranks as threads or as processes of an MPI job.
 //! - [`cli`]: the command line.
 
@@ -51,12 +52,15 @@ pub use weightloom_sway as sway;
 pub use weightloom_tensor as tensor;
 pub use weightloom_train as train;
 
+mod app;
 pub mod cli;
 mod facade;
 pub mod launch;
-pub mod standard;
+mod registry;
 
+pub use app::{App, app};
 pub use facade::{JudgeSuiteError, generate, judge, load, train};
+pub use registry::{Folders, MODEL_PATH, Registry, RegistryError, RegistryErrors};
 
 /// Compiles and runs the examples of the README.
 #[doc = include_str!("../../../README.md")]

@@ -5,5 +5,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    weightloom::cli::run(std::env::args_os())
+    weightloom::app(weightloom::Registry::standard()).main()
 }

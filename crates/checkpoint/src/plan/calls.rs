@@ -1,8 +1,7 @@
 //! Calls of a planner. Planners may be a user's code: a panic becomes an error
 //! that names the planner, so that this rank can report it to the others.
 
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use weightloom_errors::{Panicked, caught};
 
 use super::load::LoadPlanError;
 use super::planner_error::{PlannerError, PlannerProblem};
@@ -19,8 +18,13 @@ impl PlannerCalls {
     /// Asks a planner for its name.
     pub(crate) fn new<'n>(name: impl FnOnce() -> &'n str) -> Self {
         // Not a planner's name, so that nobody mistakes it for one.
-        let name = catch_unwind(AssertUnwindSafe(name)).unwrap_or("(its name panicked)");
+        let name = caught(name).unwrap_or("(its name panicked)");
         Self { name: name.to_owned() }
+    }
+
+    /// Whether it is a default planner.
+    pub(crate) fn is_standard(&self) -> bool {
+        self.name == super::STANDARD
     }
 
     /// Runs one call. A planner that panicked is configured again before its
@@ -30,15 +34,13 @@ impl PlannerCalls {
         call: &'static str,
         body: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, CheckpointError> {
-        match catch_unwind(AssertUnwindSafe(body)) {
+        match caught(body) {
             Ok(Ok(value)) => Ok(value),
             // The default planners report conflicts of the state, not mistakes
             // that they made.
-            Ok(Err(error)) if self.name == super::STANDARD => Err(error.into()),
+            Ok(Err(error)) if self.is_standard() => Err(error.into()),
             Ok(Err(error)) => Err(self.error(error.into_problem())),
-            Err(payload) => {
-                Err(self.error(PlannerProblem::Panicked { call, message: panic_message(&*payload) }))
-            }
+            Err(Panicked { message }) => Err(self.error(PlannerProblem::Panicked { call, message })),
         }
     }
 
@@ -55,7 +57,7 @@ impl PlannerCalls {
     /// Names the planner in an error about what was written.
     pub(crate) fn blame(&self, error: CheckpointError) -> CheckpointError {
         match error {
-            CheckpointError::Plan(error) if self.name != super::STANDARD => self.error(error.into_problem()),
+            CheckpointError::Plan(error) if !self.is_standard() => self.error(error.into_problem()),
             CheckpointError::NotWrittenOnce { tensor: name } => {
                 self.error(PlannerProblem::NotWrittenOnce { name })
             }
@@ -86,10 +88,4 @@ impl ReturnedError for LoadPlanError {
             other => PlannerProblem::Load(Box::new(other)),
         }
     }
-}
-
-fn panic_message(payload: &(dyn Any + Send)) -> String {
-    let text = payload.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("no message").to_owned()
 }

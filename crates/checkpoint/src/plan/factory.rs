@@ -13,7 +13,10 @@ use crate::load::LoadOptions;
 /// Makes save planners.
 pub trait SavePlannerFactory: Send + Sync {
     /// The name of its planners.
-    fn name(&self) -> &str;
+    fn name(&self) -> &'static str;
+
+    /// What they do, in a sentence for references.
+    fn summary(&self) -> &'static str;
 
     /// A planner for one saver.
     fn planner(&self) -> Box<dyn SavePlanner>;
@@ -22,7 +25,10 @@ pub trait SavePlannerFactory: Send + Sync {
 /// Makes load planners.
 pub trait LoadPlannerFactory: Send + Sync {
     /// The name of its planners.
-    fn name(&self) -> &str;
+    fn name(&self) -> &'static str;
+
+    /// What they do, in a sentence for references.
+    fn summary(&self) -> &'static str;
 
     /// A planner for one load into a state.
     fn planner<'a>(&self, state: LoadState<'a>, options: &LoadOptions) -> Box<dyn LoadPlanner<'a> + 'a>;
@@ -33,8 +39,12 @@ pub trait LoadPlannerFactory: Send + Sync {
 pub struct StandardPlanners;
 
 impl SavePlannerFactory for StandardPlanners {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         super::STANDARD
+    }
+
+    fn summary(&self) -> &'static str {
+        "The built-in one."
     }
 
     fn planner(&self) -> Box<dyn SavePlanner> {
@@ -43,8 +53,12 @@ impl SavePlannerFactory for StandardPlanners {
 }
 
 impl LoadPlannerFactory for StandardPlanners {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         super::STANDARD
+    }
+
+    fn summary(&self) -> &'static str {
+        "The built-in one."
     }
 
     fn planner<'a>(&self, state: LoadState<'a>, options: &LoadOptions) -> Box<dyn LoadPlanner<'a> + 'a> {

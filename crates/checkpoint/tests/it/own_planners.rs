@@ -62,8 +62,12 @@ impl SavePlanner for Exporting {
 }
 
 impl SavePlannerFactory for Exporting {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "exporting"
+    }
+
+    fn summary(&self) -> &'static str {
+        "Only the model, under other names."
     }
 
     fn planner(&self) -> Box<dyn SavePlanner> {

@@ -1,9 +1,10 @@
 //! A backend whose panics are errors.
 
+use weightloom_errors::{Panicked, caught};
+
 use super::{AnswerSink, Backend, Description};
 use crate::chat::ChatSupport;
 use crate::error::BackendError;
-use crate::probe::panics::{Panicked, caught};
 use crate::question::Question;
 
 /// A backend whose panics are errors: answers received before are cached, and a

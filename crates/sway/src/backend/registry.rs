@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use thiserror::Error;
-use weightloom_errors::{Hint, did_you_mean, nearest};
+use weightloom_errors::{Hint, Panicked, caught, did_you_mean, nearest};
 
 use super::Backend;
 use super::build::BuildError;
@@ -14,7 +14,6 @@ use super::standard::standard;
 use crate::error::BackendError;
 use crate::extensions::section_of;
 use crate::probe::FieldProblem;
-use crate::probe::panics::{Panicked, caught};
 
 /// The kinds of backends that suites may name, with those of your own crate.
 ///

@@ -6,9 +6,8 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use thiserror::Error;
-use weightloom_errors::{Hint, nearest};
+use weightloom_errors::{Hint, caught, nearest};
 
-use super::panics::caught;
 use super::{About, Chart, Evidence, EvidenceTable, Finding, Probe, ProbeContext, Stop};
 use crate::paired::{Draft, PairedSettings};
 use crate::prompt::Prompt;

@@ -1,10 +1,10 @@
 //! Looking up answers: what stops a probe, and lookups that several share.
 
 use thiserror::Error;
+use weightloom_errors::Panicked;
 
 use super::context::ProbeContext;
 use super::finding::InconsistentFinding;
-use super::panics::Panicked;
 use crate::answer_store::Missing;
 use crate::backend::Capability;
 use crate::error::QueryError;

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use weightloom_errors::{Panicked, caught};
 
 use super::calibration::{KindNull, NullStatistics};
 use super::kind::Kind;
-use super::panics::{Panicked, caught};
 use super::{About, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, Stop};
 use crate::backend::Capability;
 use crate::category::Category;

@@ -1,9 +1,8 @@
 //! The kinds of probes that suites may name.
 
 use thiserror::Error;
-use weightloom_errors::{Hint, did_you_mean, nearest};
+use weightloom_errors::{Hint, caught, did_you_mean, nearest};
 
-use super::panics::caught;
 use super::{About, Kind, PREFLIGHT, ProbeKind, kinds};
 use crate::extensions::section_of;
 

@@ -2,14 +2,13 @@
 
 use serde_json::{Map, Value};
 use thiserror::Error;
-use weightloom_errors::Hint;
+use weightloom_errors::{Hint, caught};
 
 use super::ProbeResult;
 use super::observer::Observer;
 use crate::category::Category;
 use crate::chat::ChatMode;
 use crate::paired::PairedSettings;
-use crate::probe::panics::caught;
 use crate::probe::{
     self, FieldErrors, Finding, Kind, Panicked, Probe, ProbeContext, ProbeError, Probes, Stop, UnknownKind,
 };

@@ -1,6 +1,6 @@
 //! Panics of users' functions as errors.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use weightloom_errors::{Panicked, caught};
 
 use super::{Context, DoubleGradients, Function};
 use crate::error::{Result, TensorError};
@@ -11,11 +11,7 @@ use crate::tensor::Tensor;
 /// The state that a panic may leave half changed is the function's own: this crate
 /// shares none with it.
 pub fn catch_panic<T>(function: &'static str, method: &'static str, work: impl FnOnce() -> T) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|payload| {
-        let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
-        let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
-        TensorError::Panicked { function, method, message: text.unwrap_or_else(|| "no message".to_owned()) }
-    })
+    caught(work).map_err(|Panicked { message }| TensorError::Panicked { function, method, message })
 }
 
 /// A user's function, whose panics are errors.

@@ -43,8 +43,9 @@ impl fmt::Display for ConfigChange {
 
 /// Sections and keys that do not change what a step computes. The content of
 /// `data.paths` is compared file by file.
-const HARMLESS: [&str; 10] = [
+const HARMLESS: [&str; 11] = [
     "train.checkpoint",
+    "train.callbacks",
     "train.logging",
     "train.eval",
     "train.accelerator",

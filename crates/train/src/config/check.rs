@@ -55,6 +55,8 @@ pub(super) fn broken_rules(config: &Config, extensions: &Extensions) -> Vec<Brok
     rules.optimizer(&config.train.optimizer);
     rules.schedule(config);
     rules.output(config);
+    rules.callbacks(config, extensions);
+    rules.options("train.loss.options", &extensions.losses.problems(&config.train.loss));
     rules.options("train.optimizer.options", &extensions.optimizers.problems(&config.train.optimizer));
     rules.options("train.schedule.options", &extensions.schedules.problems(&config.train.schedule));
     rules.broken
@@ -264,6 +266,17 @@ impl Rules {
         for OptionProblem { option, problem } in problems {
             let path = if option.is_empty() { path.to_owned() } else { format!("{path}.{option}") };
             self.report(&[&path], Rule::Option { problem: problem.clone() });
+        }
+    }
+
+    fn callbacks(&mut self, config: &Config, extensions: &Extensions) {
+        let callbacks = &config.train.callbacks;
+        for unknown in extensions.callbacks.unknown(callbacks) {
+            let path = format!("train.callbacks.{}", unknown.name);
+            self.report(&[&path], Rule::Unknown(unknown));
+        }
+        for (name, problems) in extensions.callbacks.problems(callbacks) {
+            self.options(&format!("train.callbacks.{name}"), &problems);
         }
     }
 

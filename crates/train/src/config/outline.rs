@@ -1,7 +1,7 @@
 //! The keys of the config, derived from the types.
 
-use serde_json::Value;
-use weightloom_document::schema::{Kind, Nullable};
+use serde_json::{Value, json};
+use weightloom_document::schema::{Choice, Kind, Nullable};
 use weightloom_document::{Node, Section};
 
 use super::{Config, TrainConfig};
@@ -10,6 +10,32 @@ use crate::extensions::Extensions;
 /// The JSON schema of the config.
 pub fn schema() -> Value {
     schemars::schema_for!(Config).to_value()
+}
+
+/// The JSON schema of the config of a program with its own extensions.
+pub fn schema_with(extensions: &Extensions) -> Value {
+    let mut schema = schema();
+    let names = |choices: Vec<Choice>| -> Value {
+        let choice = |choice: Choice| json!({"type": "string", "const": choice.name, "description": choice.description});
+        choices.into_iter().map(choice).collect()
+    };
+    let mut set = |path: &str, value: Value| {
+        if let Some(found) = schema.pointer_mut(&format!("/$defs/{path}")) {
+            *found = value;
+        }
+    };
+    set("LossKind/oneOf", names(extensions.losses.choices()));
+    set("OptimizerKind/oneOf", names(extensions.optimizers.choices()));
+    set("ScheduleKind/oneOf", names(extensions.schedules.choices()));
+    set("SinkKind/oneOf", names(extensions.sinks.choices()));
+    set("DataFormat/oneOf", names(extensions.formats.choices()));
+    // Planners of saves and of loads have the same type.
+    let planners = extensions.save_planners.choices().into_iter();
+    let mut planners: Vec<Choice> = planners.chain(extensions.load_planners.choices()).collect();
+    planners.sort_by(|one, other| one.name.cmp(&other.name));
+    planners.dedup_by(|one, other| one.name == other.name);
+    set("PlannerKind/oneOf", names(planners));
+    schema
 }
 
 /// The keys of all sections, with the names that are registered.
@@ -21,24 +47,32 @@ pub(super) fn outline(extensions: &Extensions) -> Section {
             key.kind = kind;
         }
     };
+    set("train.loss.kind", Kind::Choice(extensions.losses.choices()));
     set("train.optimizer.kind", Kind::Choice(extensions.optimizers.choices()));
     set("train.schedule.kind", Kind::Choice(extensions.schedules.choices()));
     let sinks = Kind::Choice(extensions.sinks.choices());
     set("train.logging.report_to", Kind::List(Box::new(sinks), None));
     set("data.format", Kind::Choice(extensions.formats.choices()));
+    set("train.checkpoint.save_planner", Kind::Choice(extensions.save_planners.choices()));
+    set("train.checkpoint.load_planner", Kind::Choice(extensions.load_planners.choices()));
+    if let Some(callbacks) = extensions.callbacks.section() {
+        set("train.callbacks", Kind::Section(callbacks));
+    }
     outline
 }
 
-/// The same keys, with the options of the optimizer and the schedule that a
-/// document names.
+/// The same keys, with the options of the loss, the optimizer and the schedule that
+/// a document names.
 pub(super) fn with_options(mut outline: Section, root: &Node, extensions: &Extensions) -> Section {
     let default = TrainConfig::default();
     let named = |section: &str, default: &str| {
         root.text_of(&format!("train.{section}.kind")).unwrap_or(default).to_owned()
     };
+    let loss = named("loss", default.loss.kind.name());
     let optimizer = named("optimizer", default.optimizer.kind.name());
     let schedule = named("schedule", default.schedule.kind.name());
     let options = [
+        ("train.loss.options", extensions.losses.options(&loss)),
         ("train.optimizer.options", extensions.optimizers.options(&optimizer)),
         ("train.schedule.options", extensions.schedules.options(&schedule)),
     ];

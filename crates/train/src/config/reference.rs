@@ -34,17 +34,17 @@ pub fn reference() -> String {
     reference_with(&Extensions::standard())
 }
 
-/// The reference page of a program with its own optimizers, schedules, sinks and
-/// formats. Options of each have a section at the end.
+/// The reference page of a program with its own extensions. Options of each have a section at the end.
 pub fn reference_with(extensions: &Extensions) -> String {
     let mut page = INTRODUCTION.to_owned();
     // Only a serialized config has the keys in the order of the types.
     let order = Node::parse(&dump(&sample())).map(|node| node.content).unwrap_or(Content::Null);
     section(&mut page, &outline(extensions), &order, "");
-    let Extensions { optimizers, schedules, .. } = extensions;
+    let Extensions { losses, optimizers, schedules, .. } = extensions;
+    let losses = losses.names().into_iter().map(|name| ("loss", name, losses.options(name)));
     let optimizers = optimizers.names().into_iter().map(|name| ("optimizer", name, optimizers.options(name)));
     let schedules = schedules.names().into_iter().map(|name| ("schedule", name, schedules.options(name)));
-    for (section_name, name, options) in optimizers.chain(schedules) {
+    for (section_name, name, options) in losses.chain(optimizers).chain(schedules) {
         let Some(options) = options.filter(|options| !options.keys.is_empty()) else { continue };
         page += &format!("\n## `train.{section_name}.options` of `{name}`\n");
         section(&mut page, options, &Content::Null, "");

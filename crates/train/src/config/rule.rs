@@ -3,6 +3,8 @@
 use weightloom_document::{DocumentError, DocumentErrors, DocumentRule};
 use weightloom_errors::Hint;
 
+use crate::extensions::UnknownName;
+
 pub use weightloom_document::Remedy;
 
 /// All errors of a config.
@@ -33,6 +35,8 @@ pub enum Rule {
     Exceeds { found: u64, of: &'static str, limit: u64 },
     #[error("has {found} values, but {because} requires {expected}")]
     Count { found: usize, expected: usize, because: String },
+    #[error(transparent)]
+    Unknown(#[from] UnknownName),
     /// An option that an extension rejects.
     #[error("{problem}")]
     Option { problem: String },
@@ -67,6 +71,7 @@ impl Hint for Rule {
             Self::Needs { other, wanted, .. } => format!("set `{other}` to {wanted}, or remove this key"),
             Self::Exceeds { of, limit, .. } => format!("set it to {limit} or less, or raise `{of}`"),
             Self::Option { .. } => return None,
+            Self::Unknown(error) => return error.hint(),
             Self::Count { expected, .. } => format!("list {expected} values, or remove it"),
         })
     }

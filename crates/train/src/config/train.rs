@@ -1,5 +1,7 @@
 //! The `train` section: batch size, parallelism, checkpoints, logging.
 
+use std::collections::BTreeMap;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -7,6 +9,8 @@ use weightloom_dtensor::Release;
 use weightloom_layout::DType;
 use weightloom_nn::{SequenceParallelism, Usage};
 
+use crate::checkpointing::PlannerKind;
+use crate::loss::LossConfig;
 use crate::metrics::SinkKind;
 use crate::optimizer::OptimizerConfig;
 use crate::schedule::ScheduleConfig;
@@ -32,6 +36,8 @@ pub struct TrainConfig {
     pub precision: Precision,
     /// Recompute activations in the backward pass instead of storing them.
     pub gradient_checkpointing: GradientCheckpointing,
+    /// Loss.
+    pub loss: LossConfig,
     /// Optimizer.
     pub optimizer: OptimizerConfig,
     /// Learning-rate schedule.
@@ -42,6 +48,8 @@ pub struct TrainConfig {
     pub logging: LoggingConfig,
     /// Evaluation during training.
     pub eval: EvalConfig,
+    /// Callbacks that the program has registered, by name, with their options.
+    pub callbacks: BTreeMap<String, Map<String, Value>>,
 }
 
 impl Default for TrainConfig {
@@ -55,11 +63,13 @@ impl Default for TrainConfig {
             accelerator: Accelerator::default(),
             precision: Precision::default(),
             gradient_checkpointing: GradientCheckpointing::default(),
+            loss: LossConfig::default(),
             optimizer: OptimizerConfig::default(),
             schedule: ScheduleConfig::default(),
             checkpoint: CheckpointConfig::default(),
             logging: LoggingConfig::default(),
             eval: EvalConfig::default(),
+            callbacks: BTreeMap::new(),
         }
     }
 }
@@ -197,6 +207,10 @@ pub struct CheckpointConfig {
     /// Checkpoint of another run to resume from while `output_dir` has no
     /// checkpoint.
     pub resume_from: Option<String>,
+    /// Who decides what each rank writes.
+    pub save_planner: PlannerKind,
+    /// Who decides what each rank reads from a checkpoint of the run.
+    pub load_planner: PlannerKind,
 }
 
 impl Default for CheckpointConfig {
@@ -209,6 +223,8 @@ impl Default for CheckpointConfig {
             async_save: true,
             resume: Resume::default(),
             resume_from: None,
+            save_planner: PlannerKind::default(),
+            load_planner: PlannerKind::default(),
         }
     }
 }

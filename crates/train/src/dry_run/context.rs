@@ -6,6 +6,7 @@ use weightloom_nn::{ActivationCheckpointing, ModelDefinition, Parallel, Plan, St
 use super::report::{BatchReport, MeshReport};
 use super::{DryRunError, DryRunSettings};
 use crate::config::{Config, GradientCheckpointing, LoraConfig, PipelineSchedule};
+use crate::loss::SelectedLoss;
 use crate::optimizer::{Optimizer, Patterns};
 use crate::pipeline::Schedule;
 
@@ -29,6 +30,8 @@ pub(super) struct RunContext<'a> {
     pub(super) mesh: Mesh,
     pub(super) schedule: Schedule,
     pub(super) optimizer: Box<dyn Optimizer>,
+    pub(super) loss: SelectedLoss,
+    pub(super) operations: &'a weightloom_dtensor::Registry,
     pub(super) frozen: Patterns,
     /// Data-parallel ranks.
     pub(super) dp: usize,
@@ -40,7 +43,7 @@ pub(super) struct RunContext<'a> {
 
 impl<'a> RunContext<'a> {
     pub(super) fn new(settings: &DryRunSettings<'a>) -> Result<Self, DryRunError> {
-        let DryRunSettings { config, definition, parallel, stages, sizes, world, .. } = *settings;
+        let DryRunSettings { config, definition, parallel, stages, sizes, world, extensions, .. } = *settings;
         definition.check()?;
         let (train, accelerator) = (&config.train, &config.train.accelerator);
         let mesh = sizes.mesh(world)?;
@@ -68,7 +71,8 @@ impl<'a> RunContext<'a> {
         if stages.len() != schedule.stages {
             return Err(DryRunError::Stages { found: stages.len(), ranks: pp, chunks });
         }
-        let optimizer = settings.extensions.optimizers.build(&train.optimizer)?;
+        let optimizer = extensions.optimizers.build(&train.optimizer)?;
+        let loss = extensions.losses.build(&train.loss)?;
         let frozen = Patterns::new("model.freeze_modules", &config.model.freeze_modules)?;
         let specs = definition.all_parameters();
         frozen.check(specs.iter().map(|spec| spec.name.as_str()))?;
@@ -82,6 +86,8 @@ impl<'a> RunContext<'a> {
             mesh,
             schedule,
             optimizer,
+            loss,
+            operations: &extensions.operations,
             frozen,
             dp,
             rows: at_once,

@@ -9,6 +9,7 @@ use weightloom_nn::NnError;
 use weightloom_tensor::TensorError;
 
 use crate::config::divisors;
+use crate::loss::LossError;
 use crate::optimizer::{OptimizerError, PatternError};
 use crate::pipeline::{CostError, PipelineError};
 
@@ -36,11 +37,22 @@ pub enum DryRunError {
     #[error(transparent)]
     Optimizer(#[from] OptimizerError),
     #[error(transparent)]
+    Loss(LossError),
+    #[error(transparent)]
     Pattern(#[from] PatternError),
     #[error(transparent)]
     Nn(#[from] NnError),
     #[error(transparent)]
     Checkpoint(#[from] PlanError),
+}
+
+impl From<LossError> for DryRunError {
+    fn from(error: LossError) -> Self {
+        match error {
+            LossError::Nn(error) => Self::Nn(error),
+            error => Self::Loss(error),
+        }
+    }
 }
 
 impl From<DTensorError> for DryRunError {
@@ -86,6 +98,7 @@ impl Hint for DryRunError {
             Self::Pipeline(error) => error.hint(),
             Self::Timeline(error) => error.hint(),
             Self::Optimizer(error) => error.hint(),
+            Self::Loss(error) => error.hint(),
             Self::Pattern(error) => error.hint(),
             Self::Nn(error) => error.hint(),
             Self::Checkpoint(error) => error.hint(),

@@ -9,6 +9,7 @@ use super::DryRunError;
 use super::context::RunContext;
 use super::stage::DryStage;
 use crate::config::DataType;
+use crate::loss::LossArgs;
 
 /// The costs of one micro-batch. Memory is in bytes, relative to the start of the
 /// pass.
@@ -132,7 +133,17 @@ impl StagePasses<'_> {
         };
         let hidden = model.forward(given, args)?;
         let output = match model.stage().is_last() {
-            true => model.loss(&hidden, &self.tokens(rows)?, 1.0, change)?,
+            true => {
+                let targets = self.tokens(rows)?;
+                let args = LossArgs {
+                    model: &**model,
+                    hidden: &hidden,
+                    targets: &targets,
+                    divisor: 1.0,
+                    adapter: change,
+                };
+                self.context.loss.compute(&args)?
+            }
             false => hidden,
         };
         Ok(ForwardResult { input, output })

@@ -60,7 +60,9 @@ impl DryStage {
     pub(super) fn new(context: &RunContext<'_>, number: usize) -> Result<Self, DryRunError> {
         let (stage, plan) = (context.stages[number].clone(), context.plan(number)?);
         let rank = context.first_rank(context.schedule.rank_of(number));
-        let dist = DistContext::dry_run(rank, DistOptions { log_comm: true, ..DistOptions::default() });
+        let registry = context.operations.clone();
+        let options = DistOptions { log_comm: true, registry, ..DistOptions::default() };
+        let dist = DistContext::dry_run(rank, options);
         let meter = Meter::new();
         let (model, adapter, states) = meter.watch(|| -> Result<_, DryRunError> {
             let specs = context.definition.parameters(&stage);

@@ -176,7 +176,7 @@ impl Engine {
         )?;
         let output = if number + 1 == self.stage_count {
             let of_rows = stage.model.shard().batch(&batch.targets, batch.rows)?;
-            let loss = stage.model.loss(&hidden, &of_rows, targets, stage.change())?;
+            let loss = self.stage_loss(stage, &hidden, &of_rows, targets)?;
             flight.loss += self.loss_share(&loss)?;
             loss
         } else {
@@ -245,7 +245,7 @@ impl Engine {
                 let hidden = no_grad(|| self.forward_stage(stage, batch, input.as_ref(), args))?;
                 if number + 1 == stages {
                     let of_rows = stage.model.shard().batch(&batch.targets, batch.rows)?;
-                    let sum = no_grad(|| stage.model.loss(&hidden, &of_rows, 1.0, stage.change()))?;
+                    let sum = no_grad(|| self.stage_loss(stage, &hidden, &of_rows, 1.0))?;
                     loss += self.loss_share(&sum)?;
                 } else if pp == 1 {
                     here = Some(hidden);

@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use weightloom_document::Section;
 use weightloom_document::schema::Choice;
-use weightloom_errors::{Hint, did_you_mean, nearest};
-
-use super::caught;
+use weightloom_errors::{Hint, caught, did_you_mean, nearest};
 
 /// Things of one kind that a config selects by name, the built-in ones first.
 pub(crate) struct Registry<T: ?Sized> {
@@ -117,7 +115,10 @@ pub struct UnknownName {
 
 impl Hint for UnknownName {
     fn hint(&self) -> Option<String> {
-        let list = || format!("use one of {}", self.known.join(", "));
+        let list = || match self.known.is_empty() {
+            true => format!("register it in a program of your own: no {} is built in", self.what),
+            false => format!("use one of {}", self.known.join(", ")),
+        };
         Some(did_you_mean(self.near.as_deref()).unwrap_or_else(list))
     }
 }

@@ -5,6 +5,7 @@
 //! `my_org/my_moe/model.yaml` on the hub's model path.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 use weightloom_errors::nearest;
@@ -22,6 +23,12 @@ pub struct SpecRegistry {
     registered: BTreeMap<String, SharedSpec>,
 }
 
+impl fmt::Debug for SpecRegistry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("SpecRegistry").field(&self.registered.keys()).finish()
+    }
+}
+
 impl SpecRegistry {
     /// An empty registry.
     pub fn new() -> Self {
@@ -36,6 +43,11 @@ impl SpecRegistry {
         }
         self.registered.insert(name.to_owned(), Arc::new(spec));
         Ok(())
+    }
+
+    /// The specs registered in code, by name.
+    pub fn registered(&self) -> impl Iterator<Item = (&str, &SharedSpec)> {
+        self.registered.iter().map(|(name, spec)| (name.as_str(), spec))
     }
 
     /// Finds the spec with a name: a registered one, or that of a hub family.

@@ -5,8 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
+use weightloom_checkpoint::plan::LoadPlannerFactory;
 use weightloom_checkpoint::{CheckpointError, Format, Index, KeyMap, Observer, Source, verify_model};
-use weightloom_dtensor::{DistContext, DistOptions, NanCheck, Registry};
+use weightloom_dtensor::{DistContext, DistOptions, NanCheck};
 use weightloom_gang::{Gang, Gangs};
 use weightloom_hub::fetch::FetchObserver;
 use weightloom_hub::text::{ChatTemplates, Tokenizer};
@@ -30,7 +31,7 @@ use crate::extensions::Extensions;
 use crate::optimizer::{Patterns, WeightDecay};
 use crate::parallel_dims::ParallelDims;
 use crate::pipeline::{Schedule, check};
-use crate::spec::{ModelSpec, SharedSpec, SpecRegistry};
+use crate::spec::{ModelSpec, SharedSpec};
 
 /// The parts of a run.
 pub(super) struct Built {
@@ -53,27 +54,18 @@ pub(super) struct TokenizerBundle {
     files: BTreeMap<String, Vec<u8>>,
 }
 
-/// What a program registered for its run.
-#[derive(Clone, Copy)]
-pub(super) struct Registered<'a> {
-    pub(super) specs: &'a SpecRegistry,
-    pub(super) operations: &'a Registry,
-    pub(super) extensions: &'a Extensions,
-}
-
 /// Builds the parts of a run. Called by every rank. Trained weights come from
 /// the checkpoint `resumed`, if there is one.
 pub(super) fn build(
     config: &Config,
     hub: &Hub,
-    registered: &Registered<'_>,
+    extensions: &Extensions,
     gang: &Arc<dyn Gang>,
     resumed: Option<&Path>,
     fetching: &dyn FetchObserver,
     reading: &dyn Observer,
 ) -> Result<Built, TrainError> {
-    let Registered { specs, operations, extensions } = *registered;
-    let spec = specs.find(hub, &config.model.name)?;
+    let spec = extensions.specs.find(hub, &config.model.name)?;
     let weights = config.model.weights_path.as_deref();
     let weights = weights.map(|path| open_weights(hub, &*spec, path, fetching)).transpose()?;
     if let (Some(family), Some(model)) = (spec.family(), &weights)
@@ -98,7 +90,8 @@ pub(super) fn build(
 
     let gangs = Gangs::new(Arc::clone(gang), &dims.gang_sizes())?;
     let nan_check = config.train.logging.nan_check.then(NanCheck::failing);
-    let options = DistOptions { nan_check, registry: operations.clone(), ..DistOptions::default() };
+    let options =
+        DistOptions { nan_check, registry: extensions.operations.clone(), ..DistOptions::default() };
     let dist = DistContext::with_options(Arc::clone(gang), options);
     let usage = accelerator.usage(config.train.precision, dims.dp_shard);
     let lora = config.model.lora.as_ref();
@@ -124,11 +117,13 @@ pub(super) fn build(
         }
         None => KeyMap::default(),
     };
+    let planner = load_planner(config, extensions)?;
     let mut stages = Vec::new();
     for number in schedule.stages_of(gangs.pp.rank()) {
         let options = ModelLoadOptions { stage: all.get(number).cloned(), ..options.clone() };
         let made = match (&checkpoint, &weights) {
             (Some((path, source)), _) => {
+                let options = ModelLoadOptions { planner: Some(Arc::clone(&planner)), ..options };
                 load_model(source, &*definition, &checkpoint_keys, &parallel, &options, reading)
                     .map_err(|error| name_damage(path, error.into()))?
                     .model
@@ -172,6 +167,7 @@ pub(super) fn build(
         dropout: lora.map_or(0.0, |lora| lora.dropout),
     };
     let mut engine = Engine::new(settings, stages)?;
+    engine.set_loss(extensions.losses.build(&config.train.loss)?);
     if family.is_some() && lora.is_none() {
         engine.set_published_keys(published_keys(&*spec, &map, weights.as_ref())?);
     }
@@ -236,6 +232,15 @@ fn published_keys(
             Ok(spec.published_keys(config, &empty)?)
         }
     }
+}
+
+/// The planner of loads from the run's checkpoints.
+pub(super) fn load_planner(
+    config: &Config,
+    extensions: &Extensions,
+) -> Result<Arc<dyn LoadPlannerFactory>, TrainError> {
+    let found = extensions.load_planners.find(config.train.checkpoint.load_planner.name());
+    found.map_err(|unknown| TrainError::Planner { key: "load_planner", unknown })
 }
 
 /// Opens a checkpoint to resume from.

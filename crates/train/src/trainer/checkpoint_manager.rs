@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use weightloom_checkpoint::{CheckpointFolder, Retention, Saver, ScoreOrder};
-use weightloom_errors::FileError;
+use weightloom_checkpoint::plan::{PlannerError, PlannerProblem};
+use weightloom_checkpoint::{CheckpointError, CheckpointFolder, Retention, Saver, ScoreOrder};
+use weightloom_errors::{FileError, Panicked, caught};
 use weightloom_gang::{Gang, GangExt};
 use weightloom_hub::cards::RunCards;
 
@@ -17,6 +18,7 @@ use crate::checkpointing::{Progress, SaveMode};
 use crate::config::{CheckpointConfig, Config, Resume};
 use crate::engine::Engine;
 use crate::error::TrainError;
+use crate::extensions::Extensions;
 use crate::warning::Warning;
 
 /// The checkpoints of a run, and the save in progress.
@@ -40,14 +42,34 @@ pub(super) struct CheckpointManager {
     card_family: Option<String>,
 }
 
+/// A saver with the planner that the config names.
+fn saver(
+    config: &CheckpointConfig,
+    extensions: &Extensions,
+    gang: &Arc<dyn Gang>,
+) -> Result<Saver, TrainError> {
+    let name = config.save_planner.name();
+    let unknown = |unknown| TrainError::Planner { key: "save_planner", unknown };
+    let factory = extensions.save_planners.find(name).map_err(unknown)?;
+    let planner = caught(|| factory.planner()).map_err(|Panicked { message }| {
+        let problem = PlannerProblem::Panicked { call: "planner", message };
+        CheckpointError::Planner(PlannerError { planner: name.to_owned(), problem })
+    })?;
+    Ok(Saver::with_planner(Arc::clone(gang), planner)?)
+}
+
 impl CheckpointManager {
-    pub(super) fn new(config: &Config, gang: &Arc<dyn Gang>) -> Result<Self, TrainError> {
+    pub(super) fn new(
+        config: &Config,
+        extensions: &Extensions,
+        gang: &Arc<dyn Gang>,
+    ) -> Result<Self, TrainError> {
         let config = config.train.checkpoint.clone();
         let root = PathBuf::from(&config.output_dir).join("checkpoints");
         Ok(Self {
             folder: CheckpointFolder::new(&root),
             root,
-            saver: Saver::new(Arc::clone(gang))?,
+            saver: saver(&config, extensions, gang)?,
             gang: Arc::clone(gang),
             pending: None,
             last: None,

@@ -13,25 +13,18 @@ use crate::data::{DataError, DataSettings, Epochs, Loader};
 use crate::dry_run::{self, DataReport, DryRun, DryRunData, DryRunSettings};
 use crate::error::TrainError;
 use crate::extensions::Extensions;
-use crate::spec::{ModelSpec, SpecRegistry};
+use crate::spec::ModelSpec;
 
 /// Predicts memory, communication and time of a run on `world` ranks. Needs
 /// neither data nor weights, only the model config of the weights. Counts the
 /// documents if the data and the tokenizer are available locally.
-pub fn dry_run(config: &Config, hub: &Hub, specs: &SpecRegistry, world: usize) -> Result<DryRun, TrainError> {
-    dry_run_with(config, hub, specs, &Extensions::standard(), world)
-}
-
-/// Predicts a run of a config that may name what is registered, like
-/// [`dry_run`](fn@dry_run).
-pub fn dry_run_with(
+pub fn dry_run(
     config: &Config,
     hub: &Hub,
-    specs: &SpecRegistry,
     extensions: &Extensions,
     world: usize,
 ) -> Result<DryRun, TrainError> {
-    let spec = specs.find(hub, &config.model.name)?;
+    let spec = extensions.specs.find(hub, &config.model.name)?;
     let weights_config = match (&config.model.weights_path, &config.model.arch) {
         (Some(path), None) => Some(known_config(hub, &*spec, path)?),
         _ => None,

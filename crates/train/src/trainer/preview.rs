@@ -9,9 +9,9 @@ use weightloom_hub::fetch::FetchObserver;
 use super::build::load_tokenizer;
 use super::weights::open_weights;
 use crate::config::Config;
-use crate::data::{DataFormats, DataSettings, DataSummary, Epochs, Example, Loader};
+use crate::data::{DataSettings, DataSummary, Epochs, Example, Loader};
 use crate::error::TrainError;
-use crate::spec::SpecRegistry;
+use crate::extensions::Extensions;
 
 /// The data of a config.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -27,25 +27,11 @@ pub struct DataPreview {
 pub fn preview_data(
     config: &Config,
     hub: &Hub,
-    specs: &SpecRegistry,
+    extensions: &Extensions,
     examples: usize,
     fetching: &dyn FetchObserver,
 ) -> Result<DataPreview, TrainError> {
-    let formats = DataFormats::standard();
-    preview_data_with(config, hub, specs, &formats, examples, fetching)
-}
-
-/// Reads the data of a config that may name a registered format, like
-/// [`preview_data`].
-pub fn preview_data_with(
-    config: &Config,
-    hub: &Hub,
-    specs: &SpecRegistry,
-    formats: &DataFormats,
-    examples: usize,
-    fetching: &dyn FetchObserver,
-) -> Result<DataPreview, TrainError> {
-    let spec = specs.find(hub, &config.model.name)?;
+    let spec = extensions.specs.find(hub, &config.model.name)?;
     let weights = config.model.weights_path.as_deref();
     let weights = weights.map(|path| open_weights(hub, &*spec, path, fetching)).transpose()?;
     let model = spec.config(&config.model, weights.as_ref().map(weightloom_hub::Model::config))?;
@@ -58,7 +44,7 @@ pub fn preview_data_with(
         seed: config.train.seed,
         vocabulary: definition.vocabulary(),
         epochs: Epochs::Endless,
-        formats: formats.clone(),
+        formats: extensions.formats.clone(),
     })?;
     Ok(DataPreview { examples: loader.examples(examples)?, summary: loader.summary(&mut |_| {})? })
 }

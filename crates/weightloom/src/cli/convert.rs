@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum, ValueHint};
 use globset::{Glob, GlobSet, GlobSetBuilder};
 use serde::Serialize;
+use weightloom::Registry;
 use weightloom::checkpoint::storage::Address;
 use weightloom::checkpoint::{
     ConvertOptions, Fingerprint, ModelPart, ObjectOptions, ObjectStorage, SaveFormat, SaveOptions, Source,
@@ -102,12 +103,13 @@ struct Converted {
     fingerprint: Fingerprint,
 }
 
-pub(super) fn run(args: &ConvertArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &ConvertArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
     let target = target(&args.target)?;
     if let Target::Folder(folder) = &target {
         check_folder_name("convert to", folder)?;
     }
-    let source = open_checkpoint(&args.source, output).map_err(|failure| failure.about(&args.source))?;
+    let source =
+        open_checkpoint(registry, &args.source, output).map_err(|failure| failure.about(&args.source))?;
     let (source, left_out) = model_part(args, source, output)?;
     let format = match args.to {
         TargetFormat::Hf => SaveFormat::HuggingFace,

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueHint};
-use weightloom::train::config::read_file;
+use weightloom::Registry;
+use weightloom::train::config::ConfigReader;
 use weightloom::train::data::{
     DataSummary, DocumentStatus, DocumentsRead, DroppedDocuments, Example, LengthHistogram,
 };
-use weightloom::train::spec::SpecRegistry;
 use weightloom::train::{DataPreview, TrainError, preview_data};
 
 use super::escape::escaped;
@@ -47,13 +47,16 @@ pub(super) struct ShowArgs {
     hub: HubArgs,
 }
 
-pub(super) fn run(command: &DataCommand, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run(command: &DataCommand, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
     let DataCommand::Show(args) = command;
     let variable = |name: &str| std::env::var(name).ok();
-    let config = read_file(&args.file, &args.overrides, &variable)
+    let reader = ConfigReader::new(registry.training(), &variable);
+    let config = ConfigReader { overrides: &args.overrides, ..reader }
+        .read_file(&args.file)
         .map_err(|error| Failure::user(&TrainError::from(error)))?;
     let downloads = Downloads::new(output);
-    let preview = preview_data(&config, &args.hub.hub()?, &SpecRegistry::new(), args.examples, &downloads)?;
+    let preview =
+        preview_data(&config, &args.hub.hub(registry), registry.training(), args.examples, &downloads)?;
     let colour = if std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none() {
         Colour::On
     } else {

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
+use weightloom::Registry;
 use weightloom::checkpoint::{Comparison, Difference, compare};
 
 use super::failure::Failure;
@@ -37,8 +38,8 @@ struct Diff {
     comparison: Comparison,
 }
 
-pub(super) fn run(args: &DiffArgs, output: Output) -> Result<ExitCode, Failure> {
-    let open = |path: &str| open_checkpoint(path, output).map_err(|failure| failure.about(path));
+pub(super) fn run(args: &DiffArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
+    let open = |path: &str| open_checkpoint(registry, path, output).map_err(|failure| failure.about(path));
     let (first, second) = (open(&args.first)?, open(&args.second)?);
     let comparison = compare(&first, &second, &Progress::new(output))?;
     let diff = Diff { identical: comparison.is_identical(), comparison };

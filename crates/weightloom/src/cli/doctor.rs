@@ -8,6 +8,8 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
+use weightloom::App;
+
 use super::failure::Failure;
 use super::output::{Output, table};
 
@@ -52,9 +54,9 @@ struct Report {
     checks: Vec<Check>,
 }
 
-pub(super) fn run(output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run(app: &App, output: Output) -> Result<ExitCode, Failure> {
     let mut checks = vec![
-        Check::ok("version", format!("weightloom {}", env!("CARGO_PKG_VERSION"))),
+        Check::ok("version", format!("{} {}", app.program(), app.program_version())),
         Check::ok("platform", format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS)),
     ];
     checks.extend(hardware::checks());

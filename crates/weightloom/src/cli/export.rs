@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
+use weightloom::Registry;
 use weightloom::checkpoint::Fingerprint;
 use weightloom::hub::{ExportOptions, export};
 use weightloom::layout::DType;
@@ -52,7 +53,7 @@ struct Exported {
     fingerprint: Fingerprint,
 }
 
-pub(super) fn run(args: &ExportArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &ExportArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
     check_folder_name("export to", &args.target)?;
     if args.target.exists() {
         let fact = format!("cannot export to `{}`: it exists", args.target.display());
@@ -60,7 +61,7 @@ pub(super) fn run(args: &ExportArgs, output: Output) -> Result<ExitCode, Failure
         return Err(Failure::user(&error));
     }
     let OpenedModel { model, adapter } =
-        OpenedModel::open(&args.hub.hub()?, &args.name, args.adapter.as_deref(), output)?;
+        OpenedModel::open(&args.hub.hub(registry), &args.name, args.adapter.as_deref(), output)?;
     if adapter.is_none() && args.adapter_scale.is_some() {
         let fact = format!("cannot use `--adapter-scale` with `{}`: it has no adapter", args.name);
         let fix = Some("name an adapter with --adapter".to_owned());

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
+use weightloom::Registry;
 use weightloom::hub::ModelLocation;
 use weightloom::hub::fetch::Completeness;
 
@@ -31,8 +32,8 @@ struct Fetched {
     checked: Option<bool>,
 }
 
-pub(super) fn run(args: &FetchArgs, output: Output) -> Result<ExitCode, Failure> {
-    let fetched = args.hub.hub()?.fetch(&args.name, &Downloads::new(output))?;
+pub(super) fn run(args: &FetchArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
+    let fetched = args.hub.hub(registry).fetch(&args.name, &Downloads::new(output))?;
     let shown = Fetched {
         name: args.name.clone(),
         place: match fetched.location {

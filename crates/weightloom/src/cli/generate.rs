@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
+use weightloom::Registry;
 use weightloom::checkpoint::Source;
 use weightloom::checkpoint::storage::ReadMode;
 use weightloom::gang::{Gang, GangSizes, Gangs};
@@ -71,8 +72,13 @@ impl RunArgs {
     }
 
     /// Opens a model, with the adapter of the options or of the name.
-    pub(super) fn open(&self, name: &str, output: Output) -> Result<OpenedModel, Failure> {
-        let opened = OpenedModel::open(&self.hub.hub()?, name, self.adapter.as_deref(), output)?;
+    pub(super) fn open(
+        &self,
+        registry: &Registry,
+        name: &str,
+        output: Output,
+    ) -> Result<OpenedModel, Failure> {
+        let opened = OpenedModel::open(&self.hub.hub(registry), name, self.adapter.as_deref(), output)?;
         let options = [("--adapter-scale", self.adapter_scale.is_some()), ("--merge", self.merge)];
         match options.into_iter().find(|(_, given)| *given) {
             Some((option, _)) if opened.adapter.is_none() => {
@@ -331,7 +337,7 @@ impl GenerateArgs {
     }
 }
 
-pub(super) fn run(args: &GenerateArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &GenerateArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
     let started = Instant::now();
     if args.tp == Some(0) {
         let error = ArgumentError {
@@ -349,7 +355,7 @@ pub(super) fn run(args: &GenerateArgs, output: Output) -> Result<ExitCode, Failu
         return Err(Failure::user(&error));
     }
     let text = prompt_text(&args.prompt)?;
-    let model = args.run.open(&args.name, output)?;
+    let model = args.run.open(registry, &args.name, output)?;
     let format = args.prompt_format(&model)?;
     let trained = if model.adapter.is_some() { "adapter" } else { "model" };
     // Under mpirun, one rank speaks for all.

@@ -11,7 +11,7 @@ use weightloom::errors::Hint;
 use weightloom::hub::fetch::{FetchObserver, LockWait, NetworkAccess, TransferError};
 use weightloom::hub::{Hub, HubError};
 use weightloom::nn::NnError;
-use weightloom::standard::{Folders, hub};
+use weightloom::{Folders, Registry};
 
 use super::escape::escaped;
 use super::failure::Failure;
@@ -38,14 +38,14 @@ impl HubArgs {
         self.model_path.iter().map(|folder| format!(" --model-path {}", folder.display())).collect()
     }
 
-    pub(super) fn hub(&self) -> Result<Hub, Failure> {
+    pub(super) fn hub(&self, registry: &Registry) -> Hub {
         let folders = Folders { assets: self.asset_dir.clone(), models: self.model_path.clone() };
         let variable = |name: &str| std::env::var(name).ok();
-        let mut hub = hub(&variable, &folders).map_err(|error| Failure::user(&error))?;
+        let mut hub = registry.hub(&variable, &folders);
         if let (true, Ok(settings)) = (self.offline, hub.fetch_settings_mut()) {
             settings.network = NetworkAccess::Offline;
         }
-        Ok(hub)
+        hub
     }
 }
 

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
+use weightloom::Registry;
 use weightloom::checkpoint::{TensorEntry, TensorStats, stats};
 
 use super::failure::Failure;
@@ -60,8 +61,8 @@ struct Tensor {
     stats: Option<TensorStats>,
 }
 
-pub(super) fn run(args: &InspectArgs, output: Output) -> Result<ExitCode, Failure> {
-    let source = open_checkpoint(&args.path, output)?;
+pub(super) fn run(args: &InspectArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
+    let source = open_checkpoint(registry, &args.path, output)?;
     let mut measured = match args.stats {
         true => stats(&source, &Progress::new(output))?,
         false => BTreeMap::new(),

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use weightloom::Registry;
 use weightloom::checkpoint::Source;
 use weightloom::hub::text::ChatTemplates;
 use weightloom::hub::{
@@ -82,8 +83,8 @@ pub(super) fn locate_checkpoint(hub: &Hub, name: &str, output: Output) -> Result
 }
 
 /// Opens a checkpoint of a model or an adapter.
-pub(super) fn open_checkpoint(name: &str, output: Output) -> Result<Source, Failure> {
-    Ok(locate_checkpoint(&HubArgs::default().hub()?, name, output)?.open()?)
+pub(super) fn open_checkpoint(registry: &Registry, name: &str, output: Output) -> Result<Source, Failure> {
+    Ok(locate_checkpoint(&HubArgs::default().hub(registry), name, output)?.open()?)
 }
 
 /// Where a located checkpoint is, as text.

@@ -4,13 +4,13 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 use weightloom::gang::GangSizes;
-use weightloom::hub::HubError;
 use weightloom::hub::fetch::{FetchError, NetworkAccess};
+use weightloom::hub::{Hub, HubError};
 use weightloom::layout::{DType, Mesh};
 use weightloom::nn::{ModelDefinition, Parallel, Plan, Stage};
 
 use super::failure::Failure;
-use super::hub::{ArgumentError, HubArgs};
+use super::hub::ArgumentError;
 use super::located::OpenedModel;
 use super::models::short;
 use super::output::{Output, bytes, table};
@@ -61,8 +61,7 @@ struct Part {
     region: String,
 }
 
-pub(super) fn run(name: &str, sharing: &Sharing, hub: &HubArgs, output: Output) -> Result<ExitCode, Failure> {
-    let mut hub = hub.hub()?;
+pub(super) fn run(name: &str, sharing: &Sharing, mut hub: Hub, output: Output) -> Result<ExitCode, Failure> {
     // A plan needs a few kilobytes of a model, and must not download the rest.
     if let Ok(settings) = hub.fetch_settings_mut() {
         settings.network = NetworkAccess::Offline;

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand, ValueHint};
 use serde::Serialize;
 use serde_json::{Map, Value};
+use weightloom::Registry;
 use weightloom::errors::Hint;
 use weightloom::hub::cards::Card;
 use weightloom::hub::{Hub, YamlFamily, arch_config};
@@ -65,12 +66,12 @@ pub(super) struct ShowArgs {
     hub: HubArgs,
 }
 
-pub(super) fn run(command: &ModelsCommand, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run(command: &ModelsCommand, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
     match command {
-        ModelsCommand::List(args) => list(args, output),
-        ModelsCommand::Show(args) => show(args, output),
-        ModelsCommand::Archs(args) => archs(args, output),
-        ModelsCommand::Check(args) => check(args, output),
+        ModelsCommand::List(args) => list(args, registry, output),
+        ModelsCommand::Show(args) => show(args, registry, output),
+        ModelsCommand::Archs(args) => archs(args, registry, output),
+        ModelsCommand::Check(args) => check(args, registry, output),
     }
 }
 
@@ -121,13 +122,35 @@ fn row(name: &str, card: &Card) -> Row {
     }
 }
 
+/// Families and model specs of the program that no card names. Training configs name
+/// them as `model.name`.
+fn without_cards(registry: &Registry, listed: &[Row], wanted: Option<&str>) -> Vec<Row> {
+    let row = |name: &str, family: Option<String>| Row {
+        name: name.to_owned(),
+        family,
+        arch: None,
+        checkpoint: None,
+        license: None,
+        url: None,
+        source: "program".to_owned(),
+        description: None,
+    };
+    let families = registry.families().iter().map(|family| family.name());
+    let has_card = |name: &str| listed.iter().any(|row| row.family.as_deref() == Some(name));
+    let families = families.filter(|name| !has_card(name)).map(|name| row(name, Some(name.to_owned())));
+    let specs = registry.training().specs.registered();
+    let specs = specs.map(|(name, spec)| row(name, spec.family().map(|family| family.name().to_owned())));
+    let is_wanted = |row: &Row| wanted.is_none_or(|wanted| row.family.as_deref() == Some(wanted));
+    families.chain(specs).filter(is_wanted).collect()
+}
+
 /// Checks that the family exists.
 fn check_family(hub: &Hub, family: Option<&String>) -> Result<(), Failure> {
     family.map_or(Ok(()), |family| hub.family(family).map(|_| ()).map_err(Failure::from))
 }
 
-fn list(args: &ListArgs, output: Output) -> Result<ExitCode, Failure> {
-    let hub = args.hub.hub()?;
+fn list(args: &ListArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
+    let hub = args.hub.hub(registry);
     check_family(&hub, args.family.as_ref())?;
     let mut listed = Listed { models: Vec::new(), broken: Vec::new(), overridden: Vec::new() };
     for (name, card) in hub.cards.cards() {
@@ -142,6 +165,7 @@ fn list(args: &ListArgs, output: Output) -> Result<ExitCode, Failure> {
             }),
         }
     }
+    listed.models.extend(without_cards(registry, &listed.models, args.family.as_deref()));
     for problem in hub.cards.problems() {
         let hint = problem.hint();
         listed.broken.push(Broken { what: "file".to_owned(), problem: problem.to_string(), hint });
@@ -212,8 +236,8 @@ fn number(number: Option<usize>) -> String {
     number.map_or_else(|| "–".to_owned(), |number| number.to_string())
 }
 
-fn archs(args: &ListArgs, output: Output) -> Result<ExitCode, Failure> {
-    let hub = args.hub.hub()?;
+fn archs(args: &ListArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
+    let hub = args.hub.hub(registry);
     check_family(&hub, args.family.as_ref())?;
     let mut families: Vec<_> = hub.families.iter().cloned().collect();
     for name in YamlFamily::names(&hub.model_path) {
@@ -305,8 +329,8 @@ struct ShownField {
     line: usize,
 }
 
-fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
-    let hub = args.hub.hub()?;
+fn show(args: &ShowArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
+    let hub = args.hub.hub(registry);
     let found = hub.resolve(&args.name)?;
     let mut shown = Shown {
         name: args.name.clone(),
@@ -420,8 +444,8 @@ struct Checked {
     broken: Vec<Broken>,
 }
 
-fn check(args: &HubArgs, output: Output) -> Result<ExitCode, Failure> {
-    let hub = args.hub()?;
+fn check(args: &HubArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
+    let hub = args.hub(registry);
     let mut checked = Checked { cards: 0, described: 0, broken: Vec::new() };
     for (name, card) in hub.cards.cards() {
         checked.cards += 1;

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
 
+use super::PROGRAM;
 use super::escape::{escaped, escaped_json};
 use super::failure::Failure;
 pub(super) use super::table::table;
@@ -16,6 +17,8 @@ pub(super) use super::table::table;
 pub(super) struct Output {
     pub(super) format: Format,
     pub(super) verbosity: Verbosity,
+    /// The name of the program, for commands in messages.
+    pub(super) program: &'static str,
 }
 
 /// The format of results.
@@ -33,7 +36,8 @@ pub(super) enum Verbosity {
 }
 
 impl Output {
-    pub(super) const TEXT: Self = Self { format: Format::Text, verbosity: Verbosity::Normal };
+    pub(super) const TEXT: Self =
+        Self { format: Format::Text, verbosity: Verbosity::Normal, program: PROGRAM };
 
     pub(super) fn is_json(self) -> bool {
         self.format == Format::Json
@@ -147,7 +151,12 @@ impl Output {
             Format::Json => serde_json::to_string(&failure.to_json()).unwrap_or_else(|_| failure.to_string()),
         };
         // There is no way to report a closed stderr.
-        let _ = writeln!(io::stderr().lock(), "{}", self.escaped(&text));
+        let _ = writeln!(io::stderr().lock(), "{}", self.escaped(&self.renamed(&text)));
+    }
+
+    /// A text whose commands, in backticks, are those of this program.
+    fn renamed(self, text: &str) -> String {
+        text.replace(&format!("`{PROGRAM} "), &format!("`{} ", self.program))
     }
 }
 

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
+use weightloom::Registry;
 use weightloom::checkpoint::{Extent, Source, TensorEntry, extents};
 use weightloom::errors::Hint;
 use weightloom::gang::GangSizes;
@@ -133,14 +134,14 @@ struct Rule {
     layout: Layout,
 }
 
-pub(super) fn run(args: &PlanArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &PlanArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
     let Some(mesh) = args.mesh else {
         let sizes = GangSizes { pp: args.pp, tp: args.tp, sdp: Some(args.sdp) };
         let (dp, dtype, context, rank) = (args.dp, args.dtype, args.context, args.rank);
         let sharing = Sharing { sizes, dp, dtype, context, rank };
-        return model_plan::run(&args.path, &sharing, &args.hub, output);
+        return model_plan::run(&args.path, &sharing, args.hub.hub(registry), output);
     };
-    let source = open_checkpoint(&args.path, output)?;
+    let source = open_checkpoint(registry, &args.path, output)?;
     let failed = |error: PlanFailure| Failure::user(&error);
     let rules: Vec<Rule> =
         args.shard.iter().map(|text| rule(text, mesh)).collect::<Result<_, _>>().map_err(failed)?;

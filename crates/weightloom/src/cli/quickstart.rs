@@ -17,6 +17,8 @@ use std::time::Instant;
 
 use clap::{Args, ValueHint};
 
+use weightloom::Registry;
+
 use super::failure::Failure;
 use super::hub::HubArgs;
 use super::output::Output;
@@ -56,10 +58,15 @@ impl From<FolderError> for Failure {
     }
 }
 
-pub(super) fn run(args: &QuickstartArgs, output: Output, program: &OsStr) -> Result<ExitCode, Failure> {
+pub(super) fn run(
+    args: &QuickstartArgs,
+    registry: &Registry,
+    output: Output,
+    program: &OsStr,
+) -> Result<ExitCode, Failure> {
     let started = Instant::now();
     let folder = TourFolder::create(&args.dir)?;
-    let hub = HubArgs::default().hub()?;
+    let hub = HubArgs::default().hub(registry);
     let context = RunContext { hub: &hub, stop: &stop_signal()?, output };
     let status = |text: String| output.status(&text);
 
@@ -77,7 +84,7 @@ pub(super) fn run(args: &QuickstartArgs, output: Output, program: &OsStr) -> Res
     let samples = samples(&hub, &pretrain.checkpoint, &tune.checkpoint)?;
     status(summary::sampled(&samples));
 
-    let verdict = judge(&folder, &pretrain.checkpoint, &tune.checkpoint, output)?;
+    let verdict = judge(&folder, &pretrain.checkpoint, &tune.checkpoint, registry, output)?;
     status(summary::judged(&verdict));
 
     let next = summary::next(program, folder.path(), &pretrain, &tune, &verdict);

@@ -3,18 +3,18 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, CommandFactory, ValueEnum, ValueHint};
+use clap::{Args, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use serde::Serialize;
 use weightloom::errors::FileError;
+use weightloom::{App, Registry, app};
 
-use super::Cli;
 use super::failure::Failure;
 use super::output::{Output, counted};
 
-/// The definition of the command line, for documentation.
+/// The definition of our own command line, for documentation.
 pub fn command() -> clap::Command {
-    Cli::command()
+    app(Registry::standard()).command()
 }
 
 #[derive(Serialize)]
@@ -23,9 +23,9 @@ struct Completions {
     script: String,
 }
 
-pub(super) fn completions(shell: Shell, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn completions(app: &App, shell: Shell, output: Output) -> Result<ExitCode, Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut command(), "weightloom", &mut script);
+    clap_complete::generate(shell, &mut app.command(), app.program(), &mut script);
     let script = String::from_utf8_lossy(&script).into_owned();
     let name = shell.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
     output.show(&Completions { shell: name, script }, |completions| completions.script.trim_end().to_owned())
@@ -44,15 +44,15 @@ struct ManPages {
     pages: Vec<String>,
 }
 
-pub(super) fn man_pages(args: &ManArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn man_pages(app: &App, args: &ManArgs, output: Output) -> Result<ExitCode, Failure> {
     let failed = |error: FileError| Failure::operational_with_hint(&error);
     std::fs::create_dir_all(&args.out)
         .map_err(FileError::while_trying_to("create", &args.out))
         .map_err(failed)?;
     let mut pages = Vec::new();
-    let mut root = command();
+    let mut root = app.command();
     root.build();
-    let mut commands = vec![("weightloom".to_owned(), root)];
+    let mut commands = vec![(app.program().to_owned(), root)];
     while let Some((name, command)) = commands.pop() {
         let visible = command.get_subcommands().filter(|one| !one.is_hide_set() && one.get_name() != "help");
         commands.extend(visible.map(|one| (format!("{name}-{}", one.get_name()), one.clone())));

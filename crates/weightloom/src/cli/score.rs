@@ -6,6 +6,8 @@ use std::time::Instant;
 use clap::{Args, ValueHint};
 use serde::Serialize;
 
+use weightloom::Registry;
+
 use super::failure::Failure;
 use super::generate::{RunArgs, prompt_text};
 use super::hub::ArgumentError;
@@ -49,9 +51,9 @@ struct ScoredToken {
     likeliest: Vec<(u32, f64)>,
 }
 
-pub(super) fn run(args: &ScoreArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &ScoreArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
     let text = prompt_text(&args.text)?;
-    let model = args.run.open(&args.name, output)?;
+    let model = args.run.open(registry, &args.name, output)?;
     let generator = args.run.generator(&model, None, output)?;
     let tokens = generator.encode_prompt(&text)?;
     if tokens.is_empty() {

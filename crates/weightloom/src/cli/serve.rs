@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueHint};
 use serde::Serialize;
 use serde_json::json;
+use weightloom::Registry;
 use weightloom::serve::{
     RequestObserver, RequestRecord, Secret, ServeError, ServeOptions, run as run_server, shutdown_signal,
 };
@@ -70,7 +71,7 @@ struct Ready {
     needs_key: bool,
 }
 
-pub(super) fn run(args: &ServeArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &ServeArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
     let last = args.name.trim_end_matches('/').rsplit('/').next().unwrap_or(&args.name);
     let mut options = ServeOptions::new(args.served_name.clone().unwrap_or_else(|| last.to_owned()));
     options.max_new_tokens = args.max_new_tokens;
@@ -89,7 +90,7 @@ pub(super) fn run(args: &ServeArgs, output: Output) -> Result<ExitCode, Failure>
         options.observer = Some(RequestObserver::new(move |record| output.note(&line(record, output))));
     }
     let (name, needs_key) = (options.name.clone(), options.api_key.is_some());
-    let model = args.run.open(&args.name, output)?;
+    let model = args.run.open(registry, &args.name, output)?;
     let generator = args.run.generator(&model, None, output)?;
     // Once the weights are loaded, so that they are not counted as available.
     if let Some(bytes) = args.cache_memory.map(|size| size.0).or_else(half_of_available_memory) {

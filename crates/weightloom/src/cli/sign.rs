@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
+use weightloom::Registry;
 use weightloom::checkpoint::{PublicKey, Scope, SignatureError, SigningKey, Source, sign};
 use weightloom::errors::FileError;
 
@@ -34,9 +35,9 @@ struct SignedCheckpoint {
     key: String,
 }
 
-pub(super) fn run(args: &SignArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &SignArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
     let key = SigningKey::from_pem(&key_text(&args.key)?).map_err(failed(args.key.display()))?;
-    let source = open_checkpoint(&args.path, output)?;
+    let source = open_checkpoint(registry, &args.path, output)?;
     check_is_folder("sign", &args.path, &source)?;
     let signed = sign(&*source.storage, &key, &Progress::new(output)).map_err(failed(&args.path))?;
     let shown = SignedCheckpoint {

@@ -24,6 +24,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
+use weightloom::Registry;
 use weightloom::hub::adapter_folder;
 use weightloom::sway::autogen::{Provenance, Subject, autogen};
 use weightloom::sway::quick_check::base_of;
@@ -243,22 +244,22 @@ impl SwayCommand {
     }
 }
 
-pub(super) fn run(command: &SwayCommand, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run(command: &SwayCommand, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
     match command {
-        SwayCommand::Run(args) => run::run(args, output),
-        SwayCommand::Gate(args) => gate::run(args, output),
-        SwayCommand::Check(args) => check::run(args, output),
-        SwayCommand::Diff(args) => diff::run(args, output),
-        SwayCommand::Probes(args) => probes::run(args, output),
+        SwayCommand::Run(args) => run::run(args, registry, output),
+        SwayCommand::Gate(args) => gate::run(args, registry, output),
+        SwayCommand::Check(args) => check::run(args, registry, output),
+        SwayCommand::Diff(args) => diff::run(args, registry, output),
+        SwayCommand::Probes(args) => probes::run(args, registry, output),
         SwayCommand::Report(args) => report(args, output),
         SwayCommand::Compare(args) => compare::run(args, output),
         SwayCommand::Trace(args) => trace(args, output),
         SwayCommand::Autogen(args) => write_suite(args, output),
-        SwayCommand::Mine(args) => mine::run(args, output),
-        SwayCommand::Pack(args) => pack::run(args, output),
-        SwayCommand::Unpack(args) => unpack::run(args, output),
-        SwayCommand::Watch(args) => watch::run(args, output),
-        SwayCommand::ConvertAdapter(args) => convert_adapter::run(args, output),
+        SwayCommand::Mine(args) => mine::run(args, registry, output),
+        SwayCommand::Pack(args) => pack::run(args, registry, output),
+        SwayCommand::Unpack(args) => unpack::run(args, registry, output),
+        SwayCommand::Watch(args) => watch::run(args, registry, output),
+        SwayCommand::ConvertAdapter(args) => convert_adapter::run(args, registry, output),
     }
 }
 

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
+use weightloom::Registry;
 use weightloom::hub::HubError;
 use weightloom::hub::text::Special;
 
@@ -37,9 +38,9 @@ struct Tokens {
     pieces: Vec<String>,
 }
 
-pub(super) fn run(args: &TokenizeArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &TokenizeArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
     let text = prompt_text(&args.text)?;
-    let model = OpenedModel::open(&args.hub.hub()?, &args.name, None, output)?.model;
+    let model = OpenedModel::open(&args.hub.hub(registry), &args.name, None, output)?.model;
     let tokenizer = model.tokenizer()?;
     let special = if args.plain { Special::Plain } else { Special::Add };
     let tokens = tokenizer.encode(&text, special).map_err(HubError::from)?;

@@ -11,16 +11,16 @@ use std::sync::atomic::AtomicBool;
 use clap::{Args, ValueHint};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
+use weightloom::Registry;
 use weightloom::gang::Gang;
 use weightloom::launch::Launch;
 use weightloom::sway::backend::build::Programs;
 use weightloom::train::callback::{
     Callback, CallbackResult, Control, Evaluation, Evaluator, Notice, RunSummary, TimeEstimate, TrainerState,
 };
-use weightloom::train::config::{Config, dump, read_file, reference, schema};
+use weightloom::train::config::{Config, ConfigReader, dump, reference_with, schema_with};
 use weightloom::train::data::{DocumentsRead, PromptStyle};
-use weightloom::train::metrics::{Event, EventKind, Record};
-use weightloom::train::spec::SpecRegistry;
+use weightloom::train::metrics::{Event, EventKind, Record, SinkKind};
 use weightloom::train::{ConfigChanges, End, Outcome, TrainError, TrainRequest, train};
 
 use super::RankArgs;
@@ -116,35 +116,38 @@ impl TrainArgs {
     }
 }
 
-pub(super) fn run(args: &TrainArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &TrainArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
     if args.schema {
-        return output.show(&schema(), |schema| serde_json::to_string_pretty(schema).unwrap_or_default());
+        return output.show(&schema_with(registry.training()), |schema| {
+            serde_json::to_string_pretty(schema).unwrap_or_default()
+        });
     }
     if args.reference {
-        return output.show(&reference(), |page| page.trim_end().to_owned());
+        return output.show(&reference_with(registry.training()), |page| page.trim_end().to_owned());
     }
-    let config = read_config(args)?;
+    let config = read_config(args, registry)?;
     if args.dump_config {
         return output.show(&config, |config| dump(config).trim_end().to_owned());
     }
     if args.dry_run {
         let world = args.ranks.ranks.unwrap_or(1);
-        let report = weightloom::train::dry_run(&config, &args.hub.hub()?, &SpecRegistry::new(), world)?;
+        let report =
+            weightloom::train::dry_run(&config, &args.hub.hub(registry), registry.training(), world)?;
         dry_run::check_memory(&report, output);
         return output.show(&report, dry_run::render);
     }
     // Report errors in the suite once, not on every rank.
-    SwayEvaluator::new(&config, &args.backend(), output)?;
+    SwayEvaluator::new(&config, &args.backend(), registry, output)?;
     let stop = stop_signal()?;
     let launch = Launch::detect(args.ranks.ranks, 1)?;
     let outcome = launch.run(
         args.ranks.options(),
-        |gang| run_rank(args, &config, &stop, gang, output),
+        |gang| run_rank(args, registry, &config, &stop, gang, output),
         |failure| output.failure(failure),
     )?;
     let Some(outcome) = outcome else { return Ok(ExitCode::SUCCESS) };
-    let summary = Summary::new(&config, &outcome);
-    let text = |summary: &Summary| text(summary, &args.hub.model_options());
+    let summary = Summary::new(&config, &outcome, registry);
+    let text = |summary: &Summary| text(summary, output.program, &args.hub.model_options());
     match output.format {
         Format::Text => output.show(&summary, text)?,
         // One line, like the records before it.
@@ -157,20 +160,23 @@ pub(super) fn run(args: &TrainArgs, output: Output) -> Result<ExitCode, Failure>
     })
 }
 
-fn read_config(args: &TrainArgs) -> Result<Config, Failure> {
+fn read_config(args: &TrainArgs, registry: &Registry) -> Result<Config, Failure> {
     let file = args.file.as_deref().unwrap_or(Path::new(""));
     let variable = |name: &str| std::env::var(name).ok();
-    read_file(file, &args.overrides, &variable).map_err(|error| Failure::user(&TrainError::from(error)))
+    let reader = ConfigReader::new(registry.training(), &variable);
+    let read = ConfigReader { overrides: &args.overrides, ..reader }.read_file(file);
+    read.map_err(|error| Failure::user(&TrainError::from(error)))
 }
 
 fn run_rank(
     args: &TrainArgs,
+    registry: &Registry,
     config: &Config,
     stop: &Arc<AtomicBool>,
     gang: Arc<dyn Gang>,
     output: Output,
 ) -> Result<Outcome, Failure> {
-    let hub = args.hub.hub()?;
+    let hub = args.hub.hub(registry);
     let first = gang.rank() == 0;
     // Only the first rank reports.
     let quiet = if first { output } else { output.quiet() };
@@ -180,7 +186,7 @@ fn run_rank(
     let mut evaluators: Vec<Box<dyn Evaluator>> = Vec::new();
     if first {
         callbacks.push(Box::new(Reporter::new(output)));
-        if let Some(evaluator) = SwayEvaluator::new(config, &args.backend(), output)? {
+        if let Some(evaluator) = SwayEvaluator::new(config, &args.backend(), registry, output)? {
             evaluators.push(Box::new(evaluator));
         }
     }
@@ -190,6 +196,7 @@ fn run_rank(
         stop: Arc::clone(stop),
         callbacks,
         evaluators,
+        extensions: registry.training().clone(),
         fetching: &downloads,
         reading: &progress,
         ..TrainRequest::new(config, &hub, gang)
@@ -417,7 +424,7 @@ struct Summary {
 }
 
 impl Summary {
-    fn new(config: &Config, outcome: &Outcome) -> Self {
+    fn new(config: &Config, outcome: &Outcome, registry: &Registry) -> Self {
         Self {
             end: match outcome.end {
                 End::Finished => "finished",
@@ -433,7 +440,11 @@ impl Summary {
             output_dir: config.train.checkpoint.output_dir.clone(),
             metrics: {
                 let folder = &config.train.checkpoint.output_dir;
-                config.train.logging.report_to.iter().map(|sink| sink.how_to_view(folder)).collect()
+                let sinks = &registry.training().sinks;
+                let view = |sink: &SinkKind| {
+                    sinks.how_to_view(sink, folder).unwrap_or_else(|| sink.name().to_owned())
+                };
+                config.train.logging.report_to.iter().map(view).collect()
             },
             adapter: config.model.lora.is_some(),
             weights: config.model.weights_path.clone(),
@@ -444,7 +455,7 @@ impl Summary {
     }
 }
 
-fn text(summary: &Summary, options: &str) -> String {
+fn text(summary: &Summary, program: &str, options: &str) -> String {
     let mut lines = vec![format!(
         "{} at step {} after {} tokens{}",
         summary.end,
@@ -463,9 +474,9 @@ fn text(summary: &Summary, options: &str) -> String {
         let options = format!("{}{options}", if summary.chat { " --chat" } else { "" });
         lines.push(match (summary.adapter, &summary.weights) {
             (true, Some(weights)) => {
-                format!("try it: weightloom generate {weights} 'Hello' --adapter {path}{options}")
+                format!("try it: {program} generate {weights} 'Hello' --adapter {path}{options}")
             }
-            _ => format!("try it: weightloom generate {path} 'Hello'{options}"),
+            _ => format!("try it: {program} generate {path} 'Hello'{options}"),
         });
     }
     if summary.steps_done > 0 {

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
+use weightloom::Registry;
 use weightloom::checkpoint::{CheckpointError, StorageError, fingerprint, verify, verify_signature};
 
 use super::failure::Failure;
@@ -49,8 +50,12 @@ struct VerifiedCheckpoint {
     signed_with: Option<String>,
 }
 
-pub(super) fn run_verify(args: &VerifyArgs, output: Output) -> Result<ExitCode, Failure> {
-    let located = locate_checkpoint(&HubArgs::default().hub()?, &args.path, output)?;
+pub(super) fn run_verify(
+    args: &VerifyArgs,
+    registry: &Registry,
+    output: Output,
+) -> Result<ExitCode, Failure> {
+    let located = locate_checkpoint(&HubArgs::default().hub(registry), &args.path, output)?;
     let path = location_text(&located);
     let failed = |error: CheckpointError| {
         // A missing file of an existing checkpoint is damage.
@@ -90,8 +95,12 @@ pub(super) fn run_verify(args: &VerifyArgs, output: Output) -> Result<ExitCode, 
     })
 }
 
-pub(super) fn run_fingerprint(args: &FingerprintArgs, output: Output) -> Result<ExitCode, Failure> {
-    let source = open_checkpoint(&args.path, output)?;
+pub(super) fn run_fingerprint(
+    args: &FingerprintArgs,
+    registry: &Registry,
+    output: Output,
+) -> Result<ExitCode, Failure> {
+    let source = open_checkpoint(registry, &args.path, output)?;
     let found = fingerprint(&source, &Progress::new(output))?;
     output.show(&found, |found| {
         let tensors = found.tensors.iter().map(|(name, fingerprint)| format!("{fingerprint}  {name}\n"));

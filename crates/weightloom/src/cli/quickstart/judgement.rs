@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::Serialize;
+use weightloom::Registry;
 use weightloom::sway::{JudgeOptions, ProbeVerdict, Suite, Verdict};
 
 use super::folder::TourFolder;
@@ -36,6 +37,7 @@ pub(super) fn judge(
     folder: &TourFolder,
     model: &Path,
     adapter: &Path,
+    registry: &Registry,
     output: Output,
 ) -> Result<Judgement, Failure> {
     let begun = Instant::now();
@@ -43,7 +45,7 @@ pub(super) fn judge(
     let variable = |name: &str| std::env::var(name).ok();
     let suite = Suite::read_file(&file, &variable).map_err(|error| Failure::user(&error))?;
     let prepared = prepare(suite, None)?;
-    let mut backend = build(&prepared.suite, &BackendArgs::local(&HubArgs::default()), output)?;
+    let mut backend = build(&prepared.suite, &BackendArgs::local(&HubArgs::default()), registry, output)?;
     let mut progress = SuiteProgress::new(output);
     let report = weightloom::sway::judge(&prepared, &mut *backend, &JudgeOptions::default(), &mut progress)
         .map_err(failure)?;

@@ -1,6 +1,7 @@
 //! The backend of a suite.
 
 use clap::Args;
+use weightloom::Registry;
 use weightloom::hub::Hub;
 use weightloom::sway::backend::build::{BackendBuilder, BuildError, Programs, embedding_folder};
 use weightloom::sway::{Backend, Suite};
@@ -32,8 +33,8 @@ impl BackendArgs {
         Self { hub: hub.clone(), allow_programs: programs == Programs::Allow }
     }
 
-    pub(in crate::cli) fn hub(&self) -> Result<Hub, Failure> {
-        self.hub.hub()
+    pub(in crate::cli) fn hub(&self, registry: &Registry) -> Hub {
+        self.hub.hub(registry)
     }
 
     fn programs(&self) -> Programs {
@@ -46,30 +47,37 @@ impl BackendArgs {
 pub(in crate::cli) fn build(
     suite: &Suite,
     args: &BackendArgs,
+    registry: &Registry,
     output: Output,
 ) -> Result<Box<dyn Backend>, Failure> {
-    let hub = args.hub()?;
+    let hub = args.hub(registry);
     let downloads = Downloads::new(output);
     let variable = |name: &str| std::env::var(name).ok();
     let progress = Progress::new(output);
     let mut builder = BackendBuilder::new(&hub, &downloads, &variable);
+    builder.backends = registry.judging().backends.clone();
     builder.programs = args.programs();
     builder.build_suite(suite, &progress).map_err(failed)
 }
 
 /// Checks that the models of a suite exist, without fetching or loading any.
-pub(super) fn check(suite: &Suite, args: &BackendArgs) -> Result<(), Failure> {
-    let hub = args.hub()?;
+pub(super) fn check(suite: &Suite, args: &BackendArgs, registry: &Registry) -> Result<(), Failure> {
+    let hub = args.hub(registry);
     let variable = |name: &str| std::env::var(name).ok();
     embedding_folder(suite).map_err(failed)?;
     let mut builder = BackendBuilder::new(&hub, &(), &variable);
+    builder.backends = registry.judging().backends.clone();
     builder.programs = args.programs();
     builder.check(&suite.plan).map_err(failed)
 }
 
 /// Checks that the programs of a suite may be started.
-pub(in crate::cli) fn check_programs(suite: &Suite, args: &BackendArgs) -> Result<(), Failure> {
-    let hub = args.hub()?;
+pub(in crate::cli) fn check_programs(
+    suite: &Suite,
+    args: &BackendArgs,
+    registry: &Registry,
+) -> Result<(), Failure> {
+    let hub = args.hub(registry);
     let mut builder = BackendBuilder::new(&hub, &(), &|_| None);
     builder.programs = args.programs();
     builder.check_programs(&suite.plan).map_err(failed)

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
+use weightloom::Registry;
 use weightloom::hub::{Hub, HubError, LocateError};
 use weightloom::sway::backend::build::check_adapter;
 use weightloom::sway::quick_check::{Light, QuickCheck};
@@ -49,8 +50,8 @@ struct CheckOutput<'a> {
     report: &'a Report,
 }
 
-pub(super) fn run(args: &CheckArgs, output: Output) -> Result<ExitCode, Failure> {
-    let hub = args.hub.hub()?;
+pub(super) fn run(args: &CheckArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
+    let hub = args.hub.hub(registry);
     let tuned = TunedModel::locate(&hub, &args.adapter, args.base.as_deref(), output)?;
     let check = QuickCheck {
         adapter: &tuned.path,
@@ -61,7 +62,7 @@ pub(super) fn run(args: &CheckArgs, output: Output) -> Result<ExitCode, Failure>
     let variable = |name: &str| std::env::var(name).ok();
     let suite = check.suite(&variable).map_err(|error| Failure::user(&error))?;
     let mut prepared = prepare(suite, None)?;
-    let mut backend = build(&prepared.suite, &BackendArgs::local(&args.hub), output)?;
+    let mut backend = build(&prepared.suite, &BackendArgs::local(&args.hub), registry, output)?;
     let options = JudgeOptions { cache: CacheUse::Cached.folder(&mut prepared), ..JudgeOptions::default() };
     let report = run_suite(&prepared, &mut *backend, &options, output)?;
     let light = Light::of(&report);

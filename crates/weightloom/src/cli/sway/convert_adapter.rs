@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueEnum, ValueHint};
 use serde_json::json;
+use weightloom::Registry;
 use weightloom::sway::convert_adapter::{AdapterFormat, ConvertError, Overwrite, convert_adapter};
 
 use super::super::failure::Failure;
@@ -37,13 +38,17 @@ enum TargetFormat {
     Mlx,
 }
 
-pub(super) fn run(args: &ConvertAdapterArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run(
+    args: &ConvertAdapterArgs,
+    registry: &Registry,
+    output: Output,
+) -> Result<ExitCode, Failure> {
     let format = match args.to {
         TargetFormat::Peft => AdapterFormat::Peft,
         TargetFormat::Mlx => AdapterFormat::Mlx,
     };
     let overwrite = if args.overwrite { Overwrite::Replace } else { Overwrite::Refuse };
-    let located = locate_checkpoint(&HubArgs::default().hub()?, &args.source, output)?;
+    let located = locate_checkpoint(&HubArgs::default().hub(registry), &args.source, output)?;
     let source = PathBuf::from(location_text(&located));
     let done = convert_adapter(&source, &args.target, format, overwrite).map_err(|error| match error {
         ConvertError::Source(error) => Failure::from(error),

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
+use weightloom::Registry;
 use weightloom::hub::Hub;
 use weightloom::sway::report::compare::Comparison;
 use weightloom::sway::suite::{SuiteOverrides, TunedSide};
@@ -46,9 +47,10 @@ pub(in crate::cli) struct DiffArgs {
     backend: BackendArgs,
 }
 
-pub(super) fn run(args: &DiffArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &DiffArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
     // Check both before asking either.
-    let (first, second) = (prepared(args, &args.a, output)?, prepared(args, &args.b, output)?);
+    let (first, second) =
+        (prepared(args, registry, &args.a, output)?, prepared(args, registry, &args.b, output)?);
     let runs = [("a", judged(first, output)?), ("b", judged(second, output)?)]
         .map(|(label, report)| (label.to_owned(), report));
     let comparison = Comparison::of(&runs, args.regression.margins());
@@ -74,18 +76,19 @@ pub(super) fn run(args: &DiffArgs, output: Output) -> Result<ExitCode, Failure> 
 /// The suite with another fine-tuned model, and its backend.
 fn prepared(
     args: &DiffArgs,
+    registry: &Registry,
     name: &str,
     output: Output,
 ) -> Result<(PreparedSuite, Box<dyn Backend>), Failure> {
-    let hub = args.backend.hub()?;
+    let hub = args.backend.hub(registry);
     let overrides = SuiteOverrides {
         statistics: args.statistics,
         tuned: Some(side(&hub, name, output)?),
         ..SuiteOverrides::default()
     };
-    let suite = read_suite(&args.spec, &overrides, &hub, output)?;
+    let suite = read_suite(&args.spec, overrides, (registry, &hub), output)?;
     let prepared = prepare(suite, args.weights.as_deref())?;
-    let backend = build(&prepared.suite, &args.backend, output)?;
+    let backend = build(&prepared.suite, &args.backend, registry, output)?;
     Ok((prepared, backend))
 }
 

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
+use weightloom::Registry;
 use weightloom::sway::Verdict;
 use weightloom::sway::score::{Refusal, refusals};
 
@@ -48,17 +49,17 @@ impl GateArgs {
     }
 }
 
-pub(super) fn run(args: &GateArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &GateArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
     let output = args.judge.output(output);
     let Some(spec) = &args.spec else {
         args.judge.only_for_suites()?;
-        return same::run(&args.same, &args.judge, output);
+        return same::run(&args.same, &args.judge, registry, output);
     };
     if let Some(threshold) = args.threshold.filter(|threshold| !(0.0..=1.0).contains(threshold)) {
         let fact = format!("--threshold {threshold} is outside the range of scores");
         return Err(Failure::user(&ArgumentError { fact, fix: Some("give a score from 0 to 1".to_owned()) }));
     }
-    let prepared = args.judge.prepare(spec, output)?;
+    let prepared = args.judge.prepare(spec, registry, output)?;
     if prepared.entries.iter().all(|entry| !entry.enabled) {
         // A gate that measures nothing must not pass.
         let fact = format!("`{}` runs no probe, so the gate cannot pass", spec.display());
@@ -66,7 +67,7 @@ pub(super) fn run(args: &GateArgs, output: Output) -> Result<ExitCode, Failure> 
         return Err(Failure::user(&ArgumentError { fact, fix }));
     }
     let threshold = args.threshold.unwrap_or(prepared.suite.defaults.coverage_threshold);
-    let Some(report) = args.judge.judge(prepared, output)? else { return Ok(ExitCode::SUCCESS) };
+    let Some(report) = args.judge.judge(prepared, registry, output)? else { return Ok(ExitCode::SUCCESS) };
     let refusals = refusals(&report, threshold);
     let shown = GateOutput {
         passed: refusals.is_empty(),

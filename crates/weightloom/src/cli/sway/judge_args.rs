@@ -8,11 +8,12 @@ use clap::Args;
 use clap::ValueHint;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde_json::json;
+use weightloom::Registry;
 use weightloom::gang::{Gang, GangOptions};
 use weightloom::hub::Hub;
 use weightloom::launch::Launch;
 use weightloom::sway::backend::ranks::{RankedBackend, follow};
-use weightloom::sway::suite::SuiteOverrides;
+use weightloom::sway::suite::{SuiteOverrides, SuiteReader};
 use weightloom::sway::{BackendError, JudgeOptions, LocatedModels, PreparedSuite, Report, Statistics, Suite};
 
 use super::super::failure::Failure;
@@ -118,13 +119,18 @@ impl JudgeArgs {
         Err(Failure::user(&ArgumentError { fact, fix: Some(fix) }))
     }
 
-    pub(super) fn hub(&self) -> Result<Hub, Failure> {
-        self.backend.hub()
+    pub(super) fn hub(&self, registry: &Registry) -> Hub {
+        self.backend.hub(registry)
     }
 
-    pub(super) fn prepare(&self, file: &Path, output: Output) -> Result<PreparedSuite, Failure> {
+    pub(super) fn prepare(
+        &self,
+        file: &Path,
+        registry: &Registry,
+        output: Output,
+    ) -> Result<PreparedSuite, Failure> {
         let overrides = SuiteOverrides { statistics: self.statistics, ..SuiteOverrides::default() };
-        let suite = read_suite(file, &overrides, &self.hub()?, output)?;
+        let suite = read_suite(file, overrides, (registry, &self.hub(registry)), output)?;
         prepare(suite, self.weights.as_deref())
     }
 
@@ -135,9 +141,14 @@ impl JudgeArgs {
     }
 
     /// Checks everything that can be checked without loading a model.
-    pub(super) fn dry_run(&self, prepared: &PreparedSuite, output: Output) -> Result<ExitCode, Failure> {
+    pub(super) fn dry_run(
+        &self,
+        prepared: &PreparedSuite,
+        registry: &Registry,
+        output: Output,
+    ) -> Result<ExitCode, Failure> {
         self.check(prepared)?;
-        check(&prepared.suite, &self.backend)?;
+        check(&prepared.suite, &self.backend, registry)?;
         show_dry_run(prepared, output)
     }
 
@@ -146,6 +157,7 @@ impl JudgeArgs {
     pub(super) fn judge(
         &self,
         mut prepared: PreparedSuite,
+        registry: &Registry,
         output: Output,
     ) -> Result<Option<Report>, Failure> {
         self.check(&prepared)?;
@@ -158,16 +170,17 @@ impl JudgeArgs {
             ..JudgeOptions::default()
         };
         if launch == (Launch::Threads { ranks: 1 }) {
-            let mut backend = build(&prepared.suite, &self.backend, output)?;
+            let mut backend = build(&prepared.suite, &self.backend, registry, output)?;
             return run(&prepared, &mut *backend, &options, output).map(Some);
         }
         let on_rank = |gang: Arc<dyn Gang>| {
             let failed = |error: BackendError| Failure::operational_with_hint(&error);
             if gang.rank() > 0 {
-                let mut backend = build(&prepared.suite, &self.backend, output.quiet())?;
+                let mut backend = build(&prepared.suite, &self.backend, registry, output.quiet())?;
                 return follow(&mut *backend, &*gang).map(|()| None).map_err(failed);
             }
-            let mut backend = RankedBackend::new(build(&prepared.suite, &self.backend, output)?, gang);
+            let mut backend =
+                RankedBackend::new(build(&prepared.suite, &self.backend, registry, output)?, gang);
             let report = run(&prepared, &mut backend, &options, output);
             backend.finish().map_err(failed)?;
             report.map(Some)
@@ -216,24 +229,25 @@ impl JudgeArgs {
 /// Reads a suite from its file, with the newest checkpoints of run folders.
 pub(super) fn read_suite(
     file: &Path,
-    overrides: &SuiteOverrides,
-    hub: &Hub,
+    overrides: SuiteOverrides,
+    (registry, hub): (&Registry, &Hub),
     output: Output,
 ) -> Result<Suite, Failure> {
     let variable = |name: &str| std::env::var(name).ok();
-    let read = |overrides: &SuiteOverrides| {
-        Suite::read_file_with(file, overrides, &variable).map_err(|error| Failure::user(&error))
+    let read = |overrides: SuiteOverrides| {
+        let reader = SuiteReader { overrides, ..SuiteReader::new(registry.judging(), &variable) };
+        reader.read_file(file).map_err(|error| Failure::user(&error))
     };
-    let suite = read(overrides)?;
+    let suite = read(overrides.clone())?;
     let located = LocatedModels::of(&suite, hub).map_err(|error| Failure::user(&error))?;
     if located.overrides == SuiteOverrides::default() {
         return Ok(suite);
     }
     note(&located.steps, output);
-    read(&SuiteOverrides {
+    read(SuiteOverrides {
         statistics: overrides.statistics,
-        base: located.overrides.base.or_else(|| overrides.base.clone()),
-        tuned: located.overrides.tuned.or_else(|| overrides.tuned.clone()),
+        base: located.overrides.base.or(overrides.base),
+        tuned: located.overrides.tuned.or(overrides.tuned),
     })
 }
 

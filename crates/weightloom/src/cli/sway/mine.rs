@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueHint};
 use serde::Serialize;
 use serde_json::json;
+use weightloom::Registry;
 use weightloom::hub::adapter_folder;
 use weightloom::sway::Suite;
 use weightloom::sway::backend::build::check_adapter;
@@ -73,7 +74,7 @@ struct MineOutput<'a> {
     mined: &'a Mined,
 }
 
-pub(super) fn run(args: &MineArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &MineArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
     if args.out.exists() && !args.overwrite {
         return Err(Failure::user(&TargetError::Exists { file: args.out.display().to_string() }));
     }
@@ -91,7 +92,7 @@ pub(super) fn run(args: &MineArgs, output: Output) -> Result<ExitCode, Failure> 
     let left_out = data.prompts.len().saturating_sub(args.limit);
     data.prompts.truncate(args.limit);
     let suite = suite(&base, &adapter)?;
-    let mut backend = build(&suite, &BackendArgs::local(&args.hub), output)?;
+    let mut backend = build(&suite, &BackendArgs::local(&args.hub), registry, output)?;
     let mut cache = cache_folder().and_then(|folder| cached(&*backend, &folder));
     let mined = {
         let mut progress = SuiteProgress::new(output);

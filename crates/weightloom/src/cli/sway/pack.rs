@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
+use weightloom::Registry;
 use weightloom::checkpoint::{Source, fingerprint};
 use weightloom::errors::FileError;
 use weightloom::sway::archive::{Archive, ArchiveError, Packing, Recording};
@@ -49,15 +50,17 @@ struct PackOutput {
     fingerprints: BTreeMap<String, String>,
 }
 
-pub(super) fn run(args: &PackArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &PackArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
     let out = args.out.clone().unwrap_or_else(|| args.spec.with_extension("swaypack"));
     if out.exists() && !args.overwrite {
         return Err(Failure::user(&TargetError::Exists { file: out.display().to_string() }));
     }
     check_target(&out)?;
     let text = text_of(&args.spec)?;
-    let mut prepared =
-        prepare(read_suite(&args.spec, &SuiteOverrides::default(), &args.backend.hub()?, output)?, None)?;
+    let mut prepared = prepare(
+        read_suite(&args.spec, SuiteOverrides::default(), (registry, &args.backend.hub(registry)), output)?,
+        None,
+    )?;
     let document = match &prepared.suite.source {
         Some(file) if prepared.document.is_some() => {
             let read = std::fs::read(file).map_err(FileError::while_trying_to("read", file));
@@ -65,13 +68,13 @@ pub(super) fn run(args: &PackArgs, output: Output) -> Result<ExitCode, Failure> 
         }
         _ => None,
     };
-    let mut backend = build(&prepared.suite, &args.backend, output)?;
+    let mut backend = build(&prepared.suite, &args.backend, registry, output)?;
     let folder = CacheUse::Cached.folder(&mut prepared);
     // Fills the cache, with progress and resumption.
     let options = JudgeOptions { cache: folder.clone(), ..JudgeOptions::default() };
     run_suite(&prepared, &mut *backend, &options, output)?;
     let cache = folder.and_then(|folder| cached(&*backend, &folder));
-    let fingerprints = fingerprints(&prepared.suite, &args.backend, output)?;
+    let fingerprints = fingerprints(&prepared.suite, &args.backend, registry, output)?;
     let packing = Packing { prepared: &prepared, text, document, fingerprints };
     let archive = Archive::pack(packing, Recording::new(&mut *backend, cache)).map_err(failed)?;
     let packed = archive.to_bytes().map_err(failed)?;
@@ -107,9 +110,10 @@ pub(super) fn cached(backend: &dyn Backend, folder: &std::path::Path) -> Option<
 fn fingerprints(
     suite: &Suite,
     args: &BackendArgs,
+    registry: &Registry,
     output: Output,
 ) -> Result<BTreeMap<String, String>, Failure> {
-    let hub = args.hub()?;
+    let hub = args.hub(registry);
     let (downloads, progress) = (Downloads::new(output), Progress::new(output));
     let of_model = |name: &str| -> Result<String, Failure> {
         let model = hub.open(name, &downloads)?;

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde_json::{Value, json};
+use weightloom::Registry;
 use weightloom::sway::probe::{Kind, Probes};
 
 use super::super::failure::Failure;
@@ -16,11 +17,11 @@ pub(in crate::cli) struct ProbesArgs {
     kind: Option<String>,
 }
 
-pub(super) fn run(args: &ProbesArgs, output: Output) -> Result<ExitCode, Failure> {
-    let probes = Probes::standard();
+pub(super) fn run(args: &ProbesArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
+    let probes = &registry.judging().probes;
     match &args.kind {
         Some(kind) => one(probes.find(kind).map_err(|error| Failure::user(&error))?, output),
-        None => all(&probes, output),
+        None => all(probes, output),
     }
 }
 
@@ -31,7 +32,7 @@ fn all(probes: &Probes, output: Output) -> Result<ExitCode, Failure> {
         for kind in probes.kinds() {
             table.add_row([kind.name(), kind.about.category.name(), kind.about.question]);
         }
-        format!("{table}\nRun `weightloom sway probes KIND` for the fields of a kind.")
+        format!("{table}\nRun `{} sway probes KIND` for the fields of a kind.", output.program)
     })
 }
 

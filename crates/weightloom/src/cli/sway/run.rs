@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum, ValueHint};
+use weightloom::Registry;
 use weightloom::sway::{ProbeVerdict, Report};
 
 use super::super::failure::Failure;
@@ -56,13 +57,13 @@ impl RunArgs {
     }
 }
 
-pub(super) fn run(args: &RunArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &RunArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
     let output = args.judge.output(output);
-    let prepared = args.judge.prepare(&args.spec, output)?;
+    let prepared = args.judge.prepare(&args.spec, registry, output)?;
     if args.dry_run {
-        return args.judge.dry_run(&prepared, output);
+        return args.judge.dry_run(&prepared, registry, output);
     }
-    let Some(report) = args.judge.judge(prepared, output)? else { return Ok(ExitCode::SUCCESS) };
+    let Some(report) = args.judge.judge(prepared, registry, output)? else { return Ok(ExitCode::SUCCESS) };
     // Show the report first: a file that cannot be written must not lose it.
     show(&report, output)?;
     args.judge.write(&report, output)?;

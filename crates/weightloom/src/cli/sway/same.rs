@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
+use weightloom::Registry;
 use weightloom::checkpoint::{Source, fingerprint};
 use weightloom::sway::backend::build::check_adapter;
 use weightloom::sway::backend::local::{LocalBackend, LocalOptions, Tuned};
@@ -53,7 +54,12 @@ struct SameOutput {
     behaviour: Option<Sameness>,
 }
 
-pub(super) fn run(args: &SameArgs, judge: &JudgeArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run(
+    args: &SameArgs,
+    judge: &JudgeArgs,
+    registry: &Registry,
+    output: Output,
+) -> Result<ExitCode, Failure> {
     let [first, second] = args.same.as_slice() else {
         let fact = "--same takes two checkpoints".to_owned();
         return Err(Failure::user(&ArgumentError { fact, fix: None }));
@@ -66,7 +72,7 @@ pub(super) fn run(args: &SameArgs, judge: &JudgeArgs, output: Output) -> Result<
         Some(file) => prompts_of(file)?,
         None => default_prompts(),
     };
-    let hub = judge.hub()?;
+    let hub = judge.hub(registry);
     let one = OpenedModel::open(&hub, first, args.adapter.as_deref(), output)?;
     let other = OpenedModel::open(&hub, second, None, output)?;
     if let Some(adapter) = &one.adapter {

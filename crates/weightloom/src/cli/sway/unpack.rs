@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
+use weightloom::Registry;
 use weightloom::errors::FileError;
 use weightloom::sway::Report;
 use weightloom::sway::archive::Archive;
@@ -41,13 +42,13 @@ struct UnpackOutput<'a> {
     report: &'a Report,
 }
 
-pub(super) fn run(args: &UnpackArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &UnpackArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
     if let Some(folder) = args.out.as_deref().filter(|folder| folder.exists()) {
         return Err(Failure::user(&TargetError::Exists { file: folder.display().to_string() }));
     }
     let archive = Archive::read_file(&args.file)
         .map_err(|error| failed(error).about(&args.file.display().to_string()))?;
-    let report = archive.reproduce().map_err(failed)?;
+    let report = archive.reproduce_with(registry.judging()).map_err(failed)?;
     let differences = archive.differences(&report);
     let written = match &args.out {
         Some(folder) => write(&archive, &report, folder)?,

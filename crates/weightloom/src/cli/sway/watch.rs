@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
+use weightloom::Registry;
 use weightloom::checkpoint::SavedCheckpoint;
 use weightloom::sway::runner::{CancelFlag, RunError};
-use weightloom::sway::suite::SuiteOverrides;
+use weightloom::sway::suite::{SuiteOverrides, SuiteReader};
 use weightloom::sway::watch::RunWatch;
-use weightloom::sway::{Decision, JudgeError, JudgeOptions, Report, Suite, judge};
+use weightloom::sway::{Decision, JudgeError, JudgeOptions, Report, judge};
 use weightloom::train::is_running;
 
 use super::super::failure::Failure;
@@ -93,7 +94,7 @@ impl From<Failure> for Unjudged {
     }
 }
 
-pub(super) fn run(args: &WatchArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &WatchArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
     let interval = Duration::try_from_secs_f64(args.interval).map_err(|_| {
         let fact = format!("--interval {} is not a duration", args.interval);
         Failure::user(&ArgumentError { fact, fix: Some("give seconds, such as 5".to_owned()) })
@@ -102,7 +103,8 @@ pub(super) fn run(args: &WatchArgs, output: Output) -> Result<ExitCode, Failure>
     // Report errors in the suite now, not after the first checkpoint. The run may
     // have none yet, so models are not looked for.
     let variable = |name: &str| std::env::var(name).ok();
-    prepare(Suite::read_file(&args.suite, &variable).map_err(|error| Failure::user(&error))?, None)?;
+    let suite = SuiteReader::new(registry.judging(), &variable).read_file(&args.suite);
+    prepare(suite.map_err(|error| Failure::user(&error))?, None)?;
     let stop = stop_signal()?;
     let mut exit = ExitCode::SUCCESS;
     loop {
@@ -111,7 +113,7 @@ pub(super) fn run(args: &WatchArgs, output: Output) -> Result<ExitCode, Failure>
         while !stop.load(Ordering::Relaxed)
             && let Some(saved) = watch.next_checkpoint()?
         {
-            let line = match judged(args, &watch, &saved, &stop, output) {
+            let line = match judged((args, registry), &watch, &saved, &stop, output) {
                 Ok(line) => line,
                 Err(Unjudged::Stopped) => break,
                 // The run deletes old checkpoints.
@@ -138,13 +140,13 @@ pub(super) fn run(args: &WatchArgs, output: Output) -> Result<ExitCode, Failure>
 }
 
 fn judged(
-    args: &WatchArgs,
+    (args, registry): (&WatchArgs, &Registry),
     watch: &RunWatch,
     saved: &SavedCheckpoint,
     stop: &Arc<AtomicBool>,
     output: Output,
 ) -> Result<CheckpointLine, Unjudged> {
-    let report = report(args, &saved.path, stop, output)?;
+    let report = report(args, registry, &saved.path, stop, output)?;
     if let Some(record) = report.probes.first().filter(|_| report.preflight_failed()) {
         return Err(Failure::check(record.message.clone()).into());
     }
@@ -155,15 +157,16 @@ fn judged(
 
 fn report(
     args: &WatchArgs,
+    registry: &Registry,
     checkpoint: &Path,
     stop: &Arc<AtomicBool>,
     output: Output,
 ) -> Result<Report, Unjudged> {
-    let hub = args.backend.hub()?;
+    let hub = args.backend.hub(registry);
     let tuned = side(&hub, &checkpoint.display().to_string(), output.quiet())?;
     let overrides = SuiteOverrides { tuned: Some(tuned), ..SuiteOverrides::default() };
-    let mut prepared = prepare(read_suite(&args.suite, &overrides, &hub, output.quiet())?, None)?;
-    let mut backend = build(&prepared.suite, &args.backend, output)?;
+    let mut prepared = prepare(read_suite(&args.suite, overrides, (registry, &hub), output.quiet())?, None)?;
+    let mut backend = build(&prepared.suite, &args.backend, registry, output)?;
     let options = JudgeOptions {
         cache: CacheUse::Cached.folder(&mut prepared),
         cancel: CancelFlag::from(Arc::clone(stop)),

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
-use weightloom::sway::suite::{SuiteOverrides, TunedSide};
-use weightloom::sway::{JudgeOptions, PreparedSuite, ProbeVerdict, Report, Suite, judge};
+use weightloom::Registry;
+use weightloom::sway::suite::{SuiteOverrides, SuiteReader, TunedSide};
+use weightloom::sway::{JudgeOptions, PreparedSuite, ProbeVerdict, Report, judge};
 use weightloom::train::TrainError;
 use weightloom::train::callback::{EvalMetrics, Evaluator, TrainerState};
 use weightloom::train::config::Config;
@@ -18,7 +19,8 @@ use super::super::sway::{BackendArgs, build, check_programs, failure, prepare};
 const NAME: &str = "train.eval.sway";
 
 /// Compares checkpoints with the initial weights of the run.
-pub(super) struct SwayEvaluator {
+pub(super) struct SwayEvaluator<'a> {
+    registry: &'a Registry,
     suite: SuiteSource,
     base: String,
     trained: Trained,
@@ -58,12 +60,13 @@ enum Trained {
     Model,
 }
 
-impl SwayEvaluator {
+impl<'a> SwayEvaluator<'a> {
     /// The evaluator of a run with a suite. Fails on errors in the suite, before
     /// any training.
     pub(super) fn new(
         config: &Config,
         backend: &BackendArgs,
+        registry: &'a Registry,
         output: Output,
     ) -> Result<Option<Self>, Failure> {
         let Some(suite) = &config.train.eval.sway else { return Ok(None) };
@@ -74,9 +77,9 @@ impl SwayEvaluator {
         };
         let suite = SuiteSource::of(suite)?;
         let trained = if config.model.lora.is_some() { Trained::Adapter } else { Trained::Model };
-        let evaluator = Self { suite, base, trained, backend: backend.clone(), output };
+        let evaluator = Self { registry, suite, base, trained, backend: backend.clone(), output };
         let prepared = evaluator.prepare_suite(Path::new("checkpoint"))?;
-        check_programs(&prepared.suite, backend)?;
+        check_programs(&prepared.suite, backend, registry)?;
         Ok(Some(evaluator))
     }
 
@@ -89,16 +92,17 @@ impl SwayEvaluator {
         let overrides =
             SuiteOverrides { base: Some(self.base.clone()), tuned: Some(tuned), ..SuiteOverrides::default() };
         let variable = |name: &str| std::env::var(name).ok();
+        let reader = SuiteReader { overrides, ..SuiteReader::new(self.registry.judging(), &variable) };
         let suite = match &self.suite {
-            SuiteSource::Inline(text) => Suite::read_with(text, Path::new(NAME), &overrides, &variable),
-            SuiteSource::File(file) => Suite::read_file_with(file, &overrides, &variable),
+            SuiteSource::Inline(text) => reader.read(text, Path::new(NAME)),
+            SuiteSource::File(file) => reader.read_file(file),
         };
         prepare(suite.map_err(|error| Failure::user(&error))?, None)
     }
 
     fn report(&self, checkpoint: &Path) -> Result<Report, Failure> {
         let prepared = self.prepare_suite(checkpoint)?;
-        let mut backend = build(&prepared.suite, &self.backend, self.output.quiet())?;
+        let mut backend = build(&prepared.suite, &self.backend, self.registry, self.output.quiet())?;
         judge(&prepared, &mut *backend, &JudgeOptions::default(), &mut ()).map_err(failure)
     }
 
@@ -107,7 +111,7 @@ impl SwayEvaluator {
     }
 }
 
-impl Evaluator for SwayEvaluator {
+impl Evaluator for SwayEvaluator<'_> {
     /// Prints the error of a suite that fails, and lets the run continue.
     fn evaluate(
         &mut self,

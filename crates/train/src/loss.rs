@@ -1,0 +1,101 @@
+//! Losses, and their section of the config.
+//!
+//! A [`Loss`] turns the result of the last pipeline stage into one number. The
+//! built-in one is the model's own: cross-entropy of the next token. To train with
+//! another one, implement [`LossFactory`] in your own crate and add it to
+//! [`Losses`].
+
+mod error;
+mod registry;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use weightloom_dtensor::DTensor;
+use weightloom_layout::{DType, Shape};
+use weightloom_nn::{AdapterSpec, Model, NnError};
+
+pub use error::LossError;
+pub use registry::{LossFactory, Losses, SelectedLoss};
+
+/// Loss.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct LossConfig {
+    /// What is minimized.
+    pub kind: LossKind,
+    /// Settings of a loss that is not built in.
+    pub options: Option<Map<String, Value>>,
+}
+
+/// What is minimized.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(transform = crate::extensions::one_of)]
+pub enum LossKind {
+    /// Cross-entropy of the next token, or the loss of a model with its own.
+    #[default]
+    CrossEntropy,
+    /// One that the program has registered with [`Losses`].
+    #[serde(untagged)]
+    #[schemars(skip)]
+    Registered(String),
+}
+
+impl LossKind {
+    /// The name in the config.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::CrossEntropy => "cross_entropy",
+            Self::Registered(name) => name,
+        }
+    }
+}
+
+/// The result of the last stage, and what it should have been.
+#[derive(Clone, Copy)]
+pub struct LossArgs<'a> {
+    /// The last stage of the model.
+    pub model: &'a dyn Model,
+    /// Its result, `[batch, time, hidden]`.
+    pub hidden: &'a DTensor,
+    /// The next token at each position, `[batch, time]`;
+    /// [`IGNORED`](weightloom_nn::IGNORED) masks it.
+    pub targets: &'a DTensor,
+    /// The number by which the sum over all targets is divided: the targets of the
+    /// whole batch, so that the losses of its micro-batches add up to the mean.
+    pub divisor: f64,
+    /// The adapter that is trained.
+    pub adapter: Option<AdapterSpec<'a>>,
+}
+
+impl LossArgs<'_> {
+    /// Logits in `f32`, `[batch · time, vocabulary]`.
+    pub fn logits(&self) -> Result<DTensor, NnError> {
+        let [batch, time, width] = [self.hidden.shape()[0], self.hidden.shape()[1], self.hidden.shape()[2]];
+        let rows = self.hidden.reshape(&Shape::new(&[batch * time, width])?)?;
+        Ok(self.model.logits(&rows, self.adapter.into())?.cast(DType::F32)?)
+    }
+
+    /// The targets of the rows of [`logits`](Self::logits), `[batch · time]`.
+    pub fn row_targets(&self) -> Result<DTensor, NnError> {
+        let [batch, time] = [self.targets.shape()[0], self.targets.shape()[1]];
+        Ok(self.targets.reshape(&Shape::new(&[batch * time])?)?)
+    }
+}
+
+/// A loss. It does not know about ranks: operations on distributed tensors do.
+pub trait Loss: Send + Sync {
+    /// The loss, a scalar in `f32`: the sum over all targets divided by
+    /// [`divisor`](LossArgs::divisor).
+    fn compute(&self, args: &LossArgs<'_>) -> Result<DTensor, NnError>;
+}
+
+/// The loss of the model.
+pub(crate) struct ModelLoss;
+
+impl Loss for ModelLoss {
+    fn compute(&self, args: &LossArgs<'_>) -> Result<DTensor, NnError> {
+        args.model.loss(args.hidden, args.targets, args.divisor, args.adapter)
+    }
+}
