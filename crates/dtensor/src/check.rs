@@ -1,7 +1,11 @@
-//! Trains a small transformer in every arrangement of ranks, to check an engine or a
-//! machine: every arrangement must reproduce the losses of a single rank. Also an
-//! example of a distributed model.
+//! Checks of engines, machines and users' functions.
+//!
+//! [`run`] trains a small transformer in every arrangement of ranks: every arrangement
+//! must reproduce the losses of a single rank. Also an example of a distributed model.
+//! [`check_function`] compares a function in every layout with the same function on
+//! whole tensors.
 
+mod function;
 mod model;
 
 use std::sync::Arc;
@@ -9,6 +13,7 @@ use std::sync::Arc;
 use weightloom_gang::Gang;
 use weightloom_layout::{Layout, Mesh, Placement, Placement::Replicate, Placement::Shard};
 
+pub use function::check_function;
 pub use model::train;
 
 use crate::dist_context::{DistContext, DistOptions};

@@ -45,6 +45,8 @@ pub enum DTensorError {
     ResultCount { op: &'static str, found: usize, expected: usize },
     #[error("the sharding rule of {op} does not fit its operands: {reason}")]
     Rule { op: &'static str, reason: String },
+    #[error("the sharding rule of {op} is wrong: with operands in {layouts}, {problem}")]
+    WrongRule { op: &'static str, layouts: String, problem: String },
     #[error("the sharding plan names `{pattern}`, which matches nothing in the model")]
     UnknownName { pattern: String, near: Option<String> },
     #[error("{op} needs an implicit redistribution: {}", redistributions.join("; "))]
@@ -93,6 +95,9 @@ impl Hint for DTensorError {
             }
             Self::NotFinite { dtype: DType::F16, .. } => {
                 Some("use bf16 or f32, or scale the loss".to_owned())
+            }
+            Self::WrongRule { .. } => {
+                Some("label only dims along which the function works on each part alone".to_owned())
             }
             Self::NotDifferentiable { .. } => {
                 Some("detach the tensor, or redistribute to a pending sum".to_owned())

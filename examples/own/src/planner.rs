@@ -11,8 +11,12 @@ use weightloom::checkpoint::{Bytes, State};
 pub struct Noting;
 
 impl SavePlannerFactory for Noting {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "noting"
+    }
+
+    fn summary(&self) -> &'static str {
+        "The built-in one, with a note about how much each rank wrote."
     }
 
     fn planner(&self) -> Box<dyn SavePlanner> {

@@ -25,7 +25,7 @@ fn root() -> PathBuf {
 
 /// Every Rust file of the workspace, with its path from the root.
 fn sources() -> Vec<(String, String)> {
-    let mut folders = vec![root().join("crates"), root().join("bench")];
+    let mut folders = ["crates", "bench", "examples/own"].map(|folder| root().join(folder)).to_vec();
     let mut files = Vec::new();
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap() {
