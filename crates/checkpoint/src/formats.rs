@@ -12,6 +12,7 @@ pub mod safetensors;
 pub mod torch;
 pub mod zip;
 
+mod registry;
 mod window;
 
 use std::path::Path;
@@ -38,6 +39,8 @@ use consolidated::ConsolidatedError;
 use dcp::DcpError;
 use pickle::PickleError;
 use torch::TorchError;
+
+pub use registry::{CheckpointFiles, CheckpointFormat, Formats, RegisterFormatError};
 
 /// Why a file cannot be parsed, by format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -66,6 +69,9 @@ pub enum FormatError {
     Torch(#[from] TorchError),
     #[error(transparent)]
     Zip(#[from] ZipError),
+    /// A format that is not built in.
+    #[error("as `{format}`: {problem}")]
+    Registered { format: &'static str, problem: String },
 }
 
 impl Hint for FormatError {
@@ -82,6 +88,7 @@ impl Hint for FormatError {
             Self::Pickle(error) => error.hint(),
             Self::Torch(error) => error.hint(),
             Self::Zip(error) => error.hint(),
+            Self::Registered { .. } => None,
         }
     }
 }

@@ -66,6 +66,9 @@ pub enum Format {
     Npz,
     /// A PEFT adapter folder.
     Peft,
+    /// One that the program has registered with
+    /// [`Formats`](crate::formats::Formats).
+    Registered(&'static str),
 }
 
 impl fmt::Display for Format {
@@ -80,6 +83,7 @@ impl fmt::Display for Format {
             Self::Mlx => "mlx",
             Self::Npz => "npz",
             Self::Peft => "peft",
+            Self::Registered(name) => name,
         })
     }
 }

@@ -78,7 +78,7 @@ pub use error::CheckpointError;
 pub use file_layout::{FileLayout, PlannedFile, TensorLocation};
 pub use fingerprint::{ElementSum, Fingerprint, ParseFingerprintError};
 pub use folder::{CheckpointFolder, Retention, SavedCheckpoint, ScoreOrder};
-pub use formats::{FormatError, Scope, Source};
+pub use formats::{FormatError, Formats, Scope, Source};
 pub use index::{Blob, FileId, Format, Index, IndexError, StoredFile, Strides, TensorEntry, Tile, row_major};
 pub use keys::{KeyError, KeyMap, KeyRule, TensorView};
 pub use load::{LoadOptions, LoadReport, ReplicaReads, Verify, load, load_planned, load_with};

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::{Map, Value};
 use weightloom_checkpoint::storage::LocalStorage;
-use weightloom_checkpoint::{Observer, Source};
+use weightloom_checkpoint::{Formats, Observer, Source};
 use weightloom_nn::Model as NnModel;
 
 use crate::cards::{AddressError, Card, CardError, CardStore, ModelAddress, Sums};
@@ -44,6 +44,8 @@ pub struct Hub {
     /// Sharding rules of the operations that models use; by default the built-in
     /// ones.
     pub operations: weightloom_dtensor::Registry,
+    /// Formats of checkpoints; by default the built-in ones.
+    pub formats: Formats,
     fetch: Result<FetchSettings, FetchError>,
 }
 
@@ -88,7 +90,14 @@ impl Hub {
     /// An error in place of the download settings is reported by the first
     /// download, so that everything else works in any environment.
     pub fn new(cards: CardStore, families: Families, fetch: Result<FetchSettings, FetchError>) -> Self {
-        Self { cards, families, model_path: Vec::new(), operations: Default::default(), fetch }
+        Self {
+            cards,
+            families,
+            model_path: Vec::new(),
+            operations: Default::default(),
+            formats: Formats::standard(),
+            fetch,
+        }
     }
 
     /// Sets the folders with families described in YAML.
@@ -316,8 +325,8 @@ impl Hub {
         let resolved = self.resolve(name)?;
         let fetched = self.fetch_resolved(&resolved, observer)?;
         let source = match &fetched.location {
-            ModelLocation::Path(path) => Source::open(path)?,
-            ModelLocation::Url(url) => Source::open_url(url)?,
+            ModelLocation::Path(path) => self.formats.open(path)?,
+            ModelLocation::Url(url) => self.formats.open_url(url)?,
         };
         let own = own_config(&source)?;
         let family_of_card = resolved.card.as_ref().and_then(Card::model_family);

@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 use weightloom_checkpoint::formats::peft;
-use weightloom_checkpoint::{CheckpointError, CheckpointFolder, MANIFEST_FILE, Source, StorageError};
+use weightloom_checkpoint::{
+    CheckpointError, CheckpointFolder, Formats, MANIFEST_FILE, Source, StorageError,
+};
 use weightloom_errors::Hint;
 
 use crate::cards::{AddressError, ModelAddress};
@@ -48,6 +50,7 @@ pub struct LocatedCheckpoint {
     pub location: ModelLocation,
     /// How the name was resolved; empty if it names a checkpoint directly.
     pub steps: Vec<LocateStep>,
+    formats: Formats,
 }
 
 /// One step of resolving a name.
@@ -280,7 +283,7 @@ impl Hub {
     ) -> Result<LocatedModel, HubError> {
         let mut located = self.locate(name, observer)?;
         let Some(adapter) = adapter else { return Ok(located) };
-        let LocatedCheckpoint { location, steps } = self.locate_adapter(adapter, observer)?;
+        let LocatedCheckpoint { location, steps, .. } = self.locate_adapter(adapter, observer)?;
         let folder = match location {
             ModelLocation::Path(folder) => folder,
             ModelLocation::Url(url) => return Err(LocateError::Remote { url }.into()),
@@ -326,7 +329,7 @@ impl Hub {
             Err(error) => return Err(error),
             Ok(_) => self.fetch(name, observer)?.location,
         };
-        Ok(LocatedCheckpoint { location, steps })
+        Ok(LocatedCheckpoint { location, steps, formats: self.formats.clone() })
     }
 }
 
@@ -339,8 +342,8 @@ impl LocatedCheckpoint {
     /// Opens the checkpoint.
     pub fn open(&self) -> Result<Source, CheckpointError> {
         match &self.location {
-            ModelLocation::Path(path) => Source::open(path),
-            ModelLocation::Url(url) => Source::open_url(url),
+            ModelLocation::Path(path) => self.formats.open(path),
+            ModelLocation::Url(url) => self.formats.open_url(url),
         }
     }
 }

@@ -5,7 +5,7 @@ mod options;
 mod registry;
 
 pub use options::{NoOptions, OptionProblem};
-pub(crate) use options::{one_of, read_options, section_of};
+pub(crate) use options::{one_of, problems_of, read_options, section_of};
 pub(crate) use registry::Registry;
 pub use registry::{RegisterError, RegisterProblem, UnknownName};
 pub(crate) use weightloom_errors::caught;

@@ -66,3 +66,8 @@ pub use registry::{Folders, MODEL_PATH, Registry, RegistryError, RegistryErrors}
 #[doc = include_str!("../../../README.md")]
 #[cfg(doctest)]
 struct Readme;
+
+/// Compiles the program of the documentation.
+#[doc = include_str!("../../../docs/extend.md")]
+#[cfg(doctest)]
+struct Extend;

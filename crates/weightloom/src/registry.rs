@@ -6,6 +6,7 @@ use std::any::type_name;
 use std::path::PathBuf;
 
 use serde_json::Value;
+use weightloom_checkpoint::formats::{CheckpointFormat, Formats};
 use weightloom_checkpoint::plan::{LoadPlannerFactory, SavePlannerFactory};
 use weightloom_dtensor::DistributedOp;
 use weightloom_errors::caught;
@@ -38,7 +39,7 @@ pub struct Folders {
 
 /// What a program knows by name: families, model specs, archs, cards, distributed
 /// operations, losses, optimizers, schedules, record formats, metric sinks,
-/// callbacks, probes, backends and planners.
+/// callbacks, probes, backends, planners and checkpoint formats.
 ///
 /// A value, not global state: [`app`](crate::app) makes a program of it, with every
 /// command, and two programs in one process may have different ones. Registration
@@ -82,6 +83,7 @@ pub struct Registry {
     cards: Vec<(String, String)>,
     train: weightloom_train::Extensions,
     sway: weightloom_sway::Extensions,
+    formats: Formats,
     errors: Vec<RegistryError>,
 }
 
@@ -101,6 +103,7 @@ impl Registry {
             cards: Vec::new(),
             train: weightloom_train::Extensions::standard(),
             sway: weightloom_sway::Extensions::standard(),
+            formats: Formats::standard(),
             errors: registered.err().map(RegistryError::from).into_iter().collect(),
         }
     }
@@ -210,6 +213,12 @@ impl Registry {
         self.add("load planner", factory, |registry, factory| registry.train.load_planners.register(factory))
     }
 
+    /// Adds a format of checkpoints, which every command reads.
+    #[must_use]
+    pub fn checkpoint_format(self, format: impl CheckpointFormat) -> Self {
+        self.add("checkpoint format", format, |registry, format| registry.formats.register(format))
+    }
+
     /// Adds a kind of probe for suites.
     #[must_use]
     pub fn probe<T: ProbeKind>(self) -> Self {
@@ -282,6 +291,7 @@ impl Registry {
         let mut hub = Hub::new(cards, self.families.clone(), FetchSettings::from_lookup(variable))
             .with_model_path(model_path);
         hub.operations = self.train.operations.clone();
+        hub.formats = self.formats.clone();
         hub
     }
 }

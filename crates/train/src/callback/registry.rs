@@ -12,7 +12,9 @@ use weightloom_document::schema::{Key, Kind, Nullable};
 use weightloom_errors::{Hint, caught};
 
 use super::Callback;
-use crate::extensions::{OptionProblem, RegisterError, Registry, UnknownName, read_options, section_of};
+use crate::extensions::{
+    OptionProblem, RegisterError, Registry, UnknownName, problems_of, read_options, section_of,
+};
 
 /// A kind of callback, which builds a [`Callback`] from its options.
 ///
@@ -103,10 +105,7 @@ trait AnyCallback: Send + Sync {
 
 impl<T: CallbackFactory> AnyCallback for T {
     fn problems(&self, options: &Map<String, Value>) -> Vec<OptionProblem> {
-        match read_options(Some(options)) {
-            Ok(options) => CallbackFactory::problems(self, &options),
-            Err(problem) => vec![OptionProblem { option: String::new(), problem }],
-        }
+        problems_of(Some(options), |options| CallbackFactory::problems(self, options))
     }
 
     fn build(&self, options: &Map<String, Value>) -> Result<Box<dyn Callback>, CallbackError> {
@@ -175,12 +174,9 @@ impl Callbacks {
     /// Options of a config that its callbacks reject, with the names of these.
     pub(crate) fn problems(&self, config: &Named) -> Vec<(String, Vec<OptionProblem>)> {
         let of = |(name, options): (&String, &Map<String, Value>)| {
-            let found = self.0.find(name).ok()?;
-            let problems = caught(|| found.problems(options))
-                .unwrap_or_else(|panic| vec![OptionProblem::new("", panic.to_string())]);
-            Some((name.clone(), problems))
+            (name.clone(), self.0.problems(name, |found| found.problems(options)))
         };
-        config.iter().filter_map(of).collect()
+        config.iter().map(of).collect()
     }
 
     /// The keys of `train.callbacks`; `None` if there are none.

@@ -40,6 +40,17 @@ pub(crate) fn read_options<T: DeserializeOwned>(options: Option<&Map<String, Val
     serde_json::from_value(Value::Object(options)).map_err(|error| error.to_string())
 }
 
+/// What a factory says about options, or why they cannot be read.
+pub(crate) fn problems_of<T: DeserializeOwned>(
+    options: Option<&Map<String, Value>>,
+    find: impl FnOnce(&T) -> Vec<OptionProblem>,
+) -> Vec<OptionProblem> {
+    match read_options(options) {
+        Ok(options) => find(&options),
+        Err(problem) => vec![OptionProblem::new("", problem)],
+    }
+}
+
 /// The keys of options.
 pub(crate) fn section_of<T: JsonSchema>() -> Result<Section, String> {
     let schema = schemars::schema_for!(T).to_value();

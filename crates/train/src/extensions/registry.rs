@@ -7,6 +7,8 @@ use weightloom_document::Section;
 use weightloom_document::schema::Choice;
 use weightloom_errors::{Hint, caught, did_you_mean, nearest};
 
+use super::OptionProblem;
+
 /// Things of one kind that a config selects by name, the built-in ones first.
 pub(crate) struct Registry<T: ?Sized> {
     /// The kind, for errors: `optimizer`.
@@ -81,6 +83,17 @@ impl<T: ?Sized> Registry<T> {
     /// The keys that an item has under `options`.
     pub(crate) fn options(&self, name: &str) -> Option<&Section> {
         self.entries.iter().find(|entry| entry.name == name).map(|entry| &entry.options)
+    }
+
+    /// What an item says about its options; nothing if it is not registered. Its panic
+    /// is a problem.
+    pub(crate) fn problems(
+        &self,
+        name: &str,
+        ask: impl FnOnce(&T) -> Vec<OptionProblem>,
+    ) -> Vec<OptionProblem> {
+        let Ok(found) = self.find(name) else { return Vec::new() };
+        caught(|| ask(found)).unwrap_or_else(|panic| vec![OptionProblem::new("", panic.to_string())])
     }
 
     pub(crate) fn find(&self, name: &str) -> Result<&T, UnknownName> {

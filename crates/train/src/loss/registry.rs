@@ -13,7 +13,9 @@ use weightloom_errors::caught;
 use weightloom_layout::DType;
 
 use super::{Loss, LossArgs, LossConfig, LossError, LossKind, ModelLoss};
-use crate::extensions::{NoOptions, OptionProblem, RegisterError, Registry, read_options, section_of};
+use crate::extensions::{
+    NoOptions, OptionProblem, RegisterError, Registry, problems_of, read_options, section_of,
+};
 
 /// A kind of loss, which builds a [`Loss`] from its section of a config.
 ///
@@ -108,10 +110,7 @@ trait AnyLoss: Send + Sync {
 
 impl<T: LossFactory> AnyLoss for T {
     fn problems(&self, options: Option<&Map<String, Value>>) -> Vec<OptionProblem> {
-        match read_options(options) {
-            Ok(options) => LossFactory::problems(self, &options),
-            Err(problem) => vec![OptionProblem { option: String::new(), problem }],
-        }
+        problems_of(options, |options| LossFactory::problems(self, options))
     }
 
     fn build(&self, options: Option<&Map<String, Value>>) -> Result<Box<dyn Loss>, LossError> {
@@ -165,9 +164,7 @@ impl Losses {
 
     /// Options of a config that its loss rejects.
     pub(crate) fn problems(&self, config: &LossConfig) -> Vec<OptionProblem> {
-        let Ok(found) = self.0.find(config.kind.name()) else { return Vec::new() };
-        caught(|| found.problems(config.options.as_ref()))
-            .unwrap_or_else(|panic| vec![OptionProblem::new("", panic.to_string())])
+        self.0.problems(config.kind.name(), |found| found.problems(config.options.as_ref()))
     }
 
     pub(crate) fn choices(&self) -> Vec<Choice> {

@@ -12,7 +12,8 @@ use weightloom_document::schema::Choice;
 use super::checked::Checked;
 use super::{AdamW, Optimizer, OptimizerConfig, OptimizerError, Sgd, error};
 use crate::extensions::{
-    NoOptions, OptionProblem, RegisterError, Registry, UnknownName, caught, read_options, section_of,
+    NoOptions, OptionProblem, RegisterError, Registry, UnknownName, caught, problems_of, read_options,
+    section_of,
 };
 
 /// A kind of optimizer, which builds an [`Optimizer`] from its section of a config.
@@ -141,10 +142,7 @@ trait AnyOptimizer: Send + Sync {
 
 impl<T: OptimizerFactory> AnyOptimizer for T {
     fn problems(&self, options: Option<&Map<String, Value>>) -> Vec<OptionProblem> {
-        match read_options(options) {
-            Ok(options) => OptimizerFactory::problems(self, &options),
-            Err(problem) => vec![OptionProblem { option: String::new(), problem }],
-        }
+        problems_of(options, |options| OptimizerFactory::problems(self, options))
     }
 
     fn build(&self, config: &OptimizerConfig) -> Result<Box<dyn Optimizer>, OptimizerError> {
@@ -218,9 +216,7 @@ impl Optimizers {
 
     /// Options of a config that its optimizer rejects.
     pub(crate) fn problems(&self, config: &OptimizerConfig) -> Vec<OptionProblem> {
-        let Ok(found) = self.0.find(config.kind.name()) else { return Vec::new() };
-        caught(|| found.problems(config.options.as_ref()))
-            .unwrap_or_else(|panic| vec![OptionProblem::new("", panic.to_string())])
+        self.0.problems(config.kind.name(), |found| found.problems(config.options.as_ref()))
     }
 
     pub(crate) fn choices(&self) -> Vec<Choice> {

@@ -11,7 +11,9 @@ use weightloom_document::schema::Choice;
 
 use super::decay::BuiltIn;
 use super::{LearningRate, ScheduleConfig, ScheduleError, ScheduleKind};
-use crate::extensions::{OptionProblem, RegisterError, Registry, caught, read_options, section_of};
+use crate::extensions::{
+    OptionProblem, RegisterError, Registry, caught, problems_of, read_options, section_of,
+};
 
 /// The learning rate after warmup. It depends only on the step, so that a resumed
 /// run has the rates of an uninterrupted one.
@@ -61,10 +63,7 @@ trait AnySchedule: Send + Sync {
 
 impl<T: ScheduleFactory> AnySchedule for T {
     fn problems(&self, options: Option<&Map<String, Value>>) -> Vec<OptionProblem> {
-        match read_options(options) {
-            Ok(options) => ScheduleFactory::problems(self, &options),
-            Err(problem) => vec![OptionProblem { option: String::new(), problem }],
-        }
+        problems_of(options, |options| ScheduleFactory::problems(self, options))
     }
 
     fn build(
@@ -144,9 +143,7 @@ impl Schedules {
 
     /// Options of a config that its schedule rejects.
     pub(crate) fn problems(&self, config: &ScheduleConfig) -> Vec<OptionProblem> {
-        let Ok(found) = self.0.find(config.kind.name()) else { return Vec::new() };
-        caught(|| found.problems(config.options.as_ref()))
-            .unwrap_or_else(|panic| vec![OptionProblem::new("", panic.to_string())])
+        self.0.problems(config.kind.name(), |found| found.problems(config.options.as_ref()))
     }
 
     pub(crate) fn choices(&self) -> Vec<Choice> {

@@ -235,6 +235,7 @@ fn extensions(notebook: &Notebook) -> Extensions {
         schedules: Schedules::standard().with(Stairs).unwrap(),
         sinks: MetricSinks::standard().with(notebook.clone()).unwrap(),
         formats: DataFormats::standard().with(Tabbed).unwrap(),
+        ..Extensions::standard()
     }
 }
 

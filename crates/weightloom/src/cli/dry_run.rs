@@ -223,15 +223,15 @@ mod tests {
     use serde_json::json;
     use weightloom::gang::GangSizes;
     use weightloom::nn::{Parallel, Stage};
-    use weightloom::standard::Folders;
     use weightloom::train::Extensions;
     use weightloom::train::config::Config;
     use weightloom::train::dry_run::{self, DryRunSettings};
+    use weightloom::{Folders, Registry};
 
     use super::*;
 
     fn rendered(pp: usize, tp: usize, sdp: usize, world: usize, arch: &str) -> String {
-        let hub = weightloom::standard::hub(&|_| None, &Folders::default()).unwrap();
+        let hub = Registry::standard().hub(&|_| None, &Folders::default());
         let family = hub.families.get("llama").unwrap();
         let definition = family.definition(&family.maybe_arch_config(arch).unwrap()).unwrap();
         let config: Config = serde_json::from_value(json!({

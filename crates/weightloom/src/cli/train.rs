@@ -183,7 +183,7 @@ fn run_rank(
     let downloads = Downloads::new(quiet);
     let progress = Progress::new(quiet);
     let mut callbacks: Vec<Box<dyn Callback>> = Vec::new();
-    let mut evaluators: Vec<Box<dyn Evaluator>> = Vec::new();
+    let mut evaluators: Vec<Box<dyn Evaluator + '_>> = Vec::new();
     if first {
         callbacks.push(Box::new(Reporter::new(output)));
         if let Some(evaluator) = SwayEvaluator::new(config, &args.backend(), registry, output)? {

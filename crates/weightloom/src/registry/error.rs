@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use weightloom_checkpoint::formats::RegisterFormatError;
 use weightloom_dtensor::DTensorError;
 use weightloom_errors::Hint;
 use weightloom_hub::FamilyError;
@@ -26,6 +27,8 @@ pub enum RegistryError {
     #[error("cannot register the operation: {0}")]
     Operation(#[from] DTensorError),
     #[error(transparent)]
+    Format(#[from] RegisterFormatError),
+    #[error(transparent)]
     Training(#[from] RegisterError),
     #[error(transparent)]
     Probe(#[from] RegisterProbeError),
@@ -43,6 +46,7 @@ impl Hint for RegistryError {
             Self::Cards { .. } | Self::Panicked { .. } => None,
             Self::Spec(error) => error.hint(),
             Self::Operation(error) => error.hint(),
+            Self::Format(error) => error.hint(),
             Self::Training(error) => error.hint(),
             Self::Probe(error) => error.hint(),
             Self::Backend(error) => error.hint(),

@@ -11,7 +11,7 @@ use crate::signatures::{PRIVATE, PUBLIC};
 use crate::train::place::Place;
 
 /// Commands that this test does not run, by their beginning, and why.
-const NOT_RUN: [(&str, &str); 7] = [
+const NOT_RUN: [(&str, &str); 8] = [
     ("cargo install --path crates/weightloom", "installs a binary; CI builds it"),
     ("cargo run --release -- quickstart", "the tests `quickstart` run it"),
     ("./test", "runs this test"),
@@ -21,6 +21,7 @@ const NOT_RUN: [(&str, &str); 7] = [
         "weightloom sway run sway.yaml --allow-programs",
         "needs a program of the reader; tests of sway start one",
     ),
+    ("mine ", "a program of the reader; the tests `registry` run one"),
     ("mpirun ", "the tests `mpirun` run it, with the feature `mpi`"),
 ];
 

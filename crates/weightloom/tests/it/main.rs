@@ -1,6 +1,7 @@
 //! Integration tests of the binary and the facade, and rules of the workspace.
 //!
 //! - `checkpoints`, `models`, `train`, `sway`, `quickstart`: the other commands.
+//! - `registry`: a program of one's own.
 //! - `sway_tools`: `watch`, `pack`, `unpack` and `mine`.
 //! - `docs`, `examples`: every command and config that users are shown.
 //! - `located`: run folders, adapters and `org/name` in place of models.
@@ -32,6 +33,7 @@ mod mpirun;
 #[cfg(all(feature = "mpi", unix))]
 mod mpirun_hangs;
 mod quickstart;
+mod registry;
 mod signatures;
 #[cfg(unix)]
 mod soak;

@@ -152,8 +152,9 @@ fn check(findings: Vec<String>) {
 fn sources_use_the_fields_words() {
     let root = root();
     let mut findings = Vec::new();
-    for entry in fs::read_dir(root.join("crates")).unwrap() {
-        for file in files(&entry.unwrap().path().join("src"), "rs") {
+    let crates = fs::read_dir(root.join("crates")).unwrap().map(|entry| entry.unwrap().path());
+    for folder in crates.chain([root.join("examples/own")]) {
+        for file in files(&folder.join("src"), "rs") {
             let source = fs::read_to_string(&file).unwrap();
             let name = file.strip_prefix(&root).unwrap().display().to_string();
             for (line, text) in doc_comments(&source).into_iter().chain(messages(&source)) {
@@ -185,7 +186,8 @@ fn help_uses_the_fields_words() {
 fn documents_use_the_fields_words() {
     let root = root();
     let mut documents = files(&root.join("docs"), "md");
-    documents.extend(["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"].map(|name| root.join(name)));
+    let others = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "examples/own/README.md"];
+    documents.extend(others.map(|name| root.join(name)));
     let mut findings = Vec::new();
     for document in documents {
         let name = document.strip_prefix(&root).unwrap().display().to_string();

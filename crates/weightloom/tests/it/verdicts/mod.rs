@@ -19,9 +19,9 @@ use std::thread::available_parallelism;
 use safetensors::SafeTensors;
 use safetensors::tensor::{TensorView, serialize_to_file};
 use weightloom::hub::Hub;
-use weightloom::standard::{Folders, hub};
 use weightloom::sway::ProbeVerdict;
 use weightloom::sway::numbers::pcg64::Pcg64;
+use weightloom::{Folders, Registry};
 
 use language::Habits;
 use lesson::{Lesson, ROW, Row, pretrain, tune};
@@ -43,7 +43,7 @@ impl School {
         static SCHOOL: OnceLock<School> = OnceLock::new();
         SCHOOL.get_or_init(|| {
             let folder = tempfile::tempdir().unwrap();
-            let hub = hub(&|_| None, &Folders::default()).unwrap();
+            let hub = Registry::standard().hub(&|_| None, &Folders::default());
             let base = folder.path().join("base");
             let lesson = Lesson { steps: 700, rows: 32, rate: 1e-2, seed: 1, row: &everyday };
             let loss = pretrain(&base, &hub, &lesson);
