@@ -32,8 +32,6 @@ mod yaml_family;
 #[doc(hidden)]
 pub use adapter::check_adapter_config;
 // For `family_config!`.
-#[doc(hidden)]
-pub use serde_json as json;
 pub use adapter::{AdapterError, load_adapter};
 pub use config::{ConfigError, ConfigValue, FamilyConfig, Fields, apply_overrides};
 pub use error::{CheckpointMismatch, HubError};
@@ -50,6 +48,8 @@ pub use locate::{
 pub use model::Model;
 pub use model_hub::ModelHub;
 pub use sentence_encoder::{SentenceEncoder, SentenceEncoderError};
+#[doc(hidden)]
+pub use serde_json as json;
 pub use text_generator::{
     EosHandling, GeneratedText, StopCriteria, StreamedToken, TextGenerator, default_sampling,
 };

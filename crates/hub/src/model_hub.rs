@@ -64,14 +64,30 @@ impl<F: Family> ModelHub<'_, F> {
     }
 
     /// The configuration of a model: the arch or the checkpoint's own, with the
-    /// card's changes.
+    /// card's changes. A name may also be a path.
     pub fn model_config(&self, name: &str, observer: &dyn FetchObserver) -> Result<F::Config, HubError> {
+        if !self.hub.cards.knows(name) && Path::new(name).exists() {
+            return self.typed(name, &self.open(name, observer)?.config);
+        }
         let card = self.hub.card_of_family(name, Family::name(&self.family))?;
         let map = match self.hub.resolve_card(name, card)?.known {
             Some((_, map)) => map,
             None => self.hub.open(name, observer)?.config,
         };
         self.typed(name, &map)
+    }
+
+    /// Opens a model, which must be of the family.
+    fn open(&self, name: &str, observer: &dyn FetchObserver) -> Result<crate::model::Model, HubError> {
+        let model = self.hub.open(name, observer)?;
+        if model.family().name() != Family::name(&self.family) {
+            return Err(HubError::OtherFamily {
+                card: name.to_owned(),
+                expected: Family::name(&self.family).to_owned(),
+                found: model.family().name().to_owned(),
+            });
+        }
+        Ok(model)
     }
 
     fn typed(&self, name: &str, map: &Map<String, Value>) -> Result<F::Config, HubError> {
@@ -133,14 +149,7 @@ impl<F: Family> ModelHub<'_, F> {
         if self.hub.cards.knows(name) {
             self.hub.card_of_family(name, Family::name(&self.family))?;
         }
-        let mut model = self.hub.open(name, fetch_observer)?;
-        if model.family().name() != Family::name(&self.family) {
-            return Err(HubError::OtherFamily {
-                card: name.to_owned(),
-                expected: Family::name(&self.family).to_owned(),
-                found: model.family().name().to_owned(),
-            });
-        }
+        let mut model = self.open(name, fetch_observer)?;
         if let Some(config) = config {
             model = model.with_config(config.to_map())?;
         }

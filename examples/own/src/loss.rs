@@ -54,11 +54,8 @@ impl LossFactory for ZLoss {
 impl Loss for ZLossOptions {
     fn compute(&self, args: &LossArgs<'_>) -> Result<DTensor, NnError> {
         let (logits, targets) = (args.logits()?, args.row_targets()?);
-        let options = CrossEntropy {
-            ignore_index: Some(IGNORED),
-            label_smoothing: 0.0,
-            divisor: Some(args.divisor),
-        };
+        let options =
+            CrossEntropy { ignore_index: Some(IGNORED), label_smoothing: 0.0, divisor: Some(args.divisor) };
         let entropy = logits.cross_entropy(&targets, options)?;
         let ignored = Tensor::full(IGNORED as f64, DType::I64, &[], targets.device())?;
         let replicated = Layout::replicated(targets.layout().mesh());

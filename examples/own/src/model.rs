@@ -236,7 +236,7 @@ impl Block {
     fn recomputed(self, x: DTensor, keep: Option<DTensor>) -> Result<DTensor, NnError> {
         let parameters = self.parameters.iter().map(|(_, value)| value);
         let trained: Vec<DTensor> = parameters.filter(|value| value.tracks_gradient()).cloned().collect();
-        let forward = move |x: &[DTensor]| Ok(vec![self.forward(&x[0], keep.as_ref())?]);
-        Ok(recompute(&[x], &trained, forward)?.remove(0))
+        let mut results = recompute(&[x], &trained, move |x| Ok(vec![self.forward(&x[0], keep.as_ref())?]))?;
+        Ok(results.remove(0))
     }
 }

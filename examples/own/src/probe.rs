@@ -39,14 +39,16 @@ impl FactRecall {
         let scores = look_up_all(self.facts.iter().map(score))?;
         let gains: Vec<f64> = scores.iter().map(|[base, tuned]| tuned - base).collect();
         let mean = gains.iter().sum::<f64>() / gains.len() as f64;
-        let items = self.facts.iter().zip(&scores).map(|(fact, [base, tuned])| {
-            ItemResult::new(fact, *base, *tuned)
-        });
+        let items =
+            self.facts.iter().zip(&scores).map(|(fact, [base, tuned])| ItemResult::new(fact, *base, *tuned));
         let verdict = if mean > self.required { ProbeVerdict::Pass } else { ProbeVerdict::Fail };
         let finding = Finding {
             raw: Some(mean),
-            evidence: Evidence::of(&FactEvidence { gains: gains.clone() })
-                .with(&ItemResults::new("nats", Better::Higher, items)),
+            evidence: Evidence::of(&FactEvidence { gains: gains.clone() }).with(&ItemResults::new(
+                "nats",
+                Better::Higher,
+                items,
+            )),
             ..Finding::without_number(verdict, format!("answers gained {mean:.2} nats"))
         };
         Ok((finding, gains))

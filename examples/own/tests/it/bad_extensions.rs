@@ -163,10 +163,8 @@ fn a_planner_that_drops_an_item_is_named() {
     let error = failure(&wrong, TP, &["train.checkpoint.save_planner=forgetful"]);
     let TrainError::Checkpoint(CheckpointError::Planner(error)) = &error else { panic!("{error:?}") };
     assert_eq!(error.planner, "forgetful");
-    let dropped = matches!(
-        error.problem,
-        PlannerProblem::Dropped { .. } | PlannerProblem::NotWrittenOnce { .. }
-    );
+    let dropped =
+        matches!(error.problem, PlannerProblem::Dropped { .. } | PlannerProblem::NotWrittenOnce { .. });
     assert!(dropped, "{error}");
 }
 

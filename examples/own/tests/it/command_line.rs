@@ -11,13 +11,9 @@ use crate::runs::example;
 fn copied() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join("tokenizer")).unwrap();
-    for file in [
-        "run.yaml",
-        "sway.yaml",
-        "facts.txt",
-        "tokenizer/tokenizer.json",
-        "tokenizer/tokenizer_config.json",
-    ] {
+    for file in
+        ["run.yaml", "sway.yaml", "facts.txt", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"]
+    {
         std::fs::copy(example().join(file), folder.path().join(file)).unwrap();
     }
     folder

@@ -35,8 +35,7 @@ pub type Mesh = (&'static str, usize, &'static [&'static str]);
 
 pub const ALONE: Mesh = ("1 rank", 1, &[]);
 pub const TP: Mesh = ("tp=2", 2, &["train.accelerator.tp=2"]);
-pub const FSDP_TP: Mesh =
-    ("fsdp=2 × tp=2", 4, &["train.accelerator.dp_shard=2", "train.accelerator.tp=2"]);
+pub const FSDP_TP: Mesh = ("fsdp=2 × tp=2", 4, &["train.accelerator.dp_shard=2", "train.accelerator.tp=2"]);
 pub const PP: Mesh = ("pp=2", 2, &["train.accelerator.pp=2", "train.micro_batch_size=4"]);
 
 /// Records losses, and stops after some step.
