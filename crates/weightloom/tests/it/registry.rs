@@ -300,11 +300,10 @@ fn tiny() -> Value {
 }
 
 fn mine() -> App {
-    let registry = Registry::standard();
+    let registry = Registry::standard().arch("llama", "llama_mini", tiny());
     let spec = alpaca(&registry);
     let registry = registry
         .model(spec)
-        .arch("llama", "llama_mini", tiny())
         .cards("mine.yaml", "name: my_llama\nmodel_family: llama\nmodel_arch: llama_mini\n")
         .loss(Smoothed)
         .optimizer(SignDescent)
@@ -454,7 +453,7 @@ fn wrong_names_have_hints_with_the_names_of_the_program() {
         ("train.optimizer.kind=sign_decent", "did you mean `sign_descent`?"),
         ("train.loss.kind=smothed", "did you mean `smoothed`?"),
         ("train.callbacks={stop_aftr: {step: 1}}", "did you mean `stop_after`?"),
-        ("train.checkpoint.save_planner=plane", "did you mean `plain`?"),
+        ("train.checkpoint.save_planner=plainn", "did you mean `plain`?"),
         ("model.name=pasture.alpacca", "`pasture.alpaca`"),
         ("model.arch=llama_minni", "did you mean `llama_mini`?"),
     ] {
