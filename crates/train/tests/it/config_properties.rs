@@ -55,12 +55,16 @@ fn with(path: &str, value: Value) -> Value {
 }
 
 /// Keys whose values may be registered by a program.
-const OPEN: [&str; 6] = [
+const OPEN: [&str; 10] = [
+    "/train/loss/kind",
+    "/train/loss/options",
     "/train/optimizer/kind",
     "/train/optimizer/options",
     "/train/schedule/kind",
     "/train/schedule/options",
     "/train/logging/report_to",
+    "/train/checkpoint/save_planner",
+    "/train/checkpoint/load_planner",
     "/data/format",
 ];
 
