@@ -62,7 +62,7 @@ fn the_commands_of_the_readme_run_in_order() {
         outputs.iter().filter(|(found, _)| *found == command).map(|(_, output)| output.as_str()).collect()
     };
     assert!(of("models").contains("recurrence"), "{}", of("models"));
-    assert!(of("train").contains("200"), "{}", of("train"));
+    assert!(of("train").contains("60"), "{}", of("train"));
     assert!(of("generate").contains("Paris"), "it has learned the fact: {}", of("generate"));
     assert!(of("sway").contains("answers gained"), "{}", of("sway"));
     let report = std::fs::read_to_string(folder.path().join("report.json")).unwrap();
