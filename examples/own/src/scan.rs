@@ -27,10 +27,10 @@ impl Elements {
         Tensor::from_slice(&values, &self.dims)?.cast(dtype)
     }
 
-    /// The first index of each time step of each row, but for the first step.
-    fn later_steps(&self) -> impl DoubleEndedIterator<Item = usize> + use<> {
+    /// The elements of each row that have one before them in time, in order.
+    fn later(&self) -> impl DoubleEndedIterator<Item = usize> + use<> {
         let [batch, time, channels] = self.dims;
-        (0..batch).flat_map(move |row| (1..time).map(move |step| (row * time + step) * channels))
+        (0..batch).flat_map(move |row| (row * time + 1) * channels..(row + 1) * time * channels)
     }
 }
 
@@ -48,10 +48,8 @@ impl Function for Scan {
         }
         let (decays, mut states) = (Elements::of(decay)?, Elements::of(value)?);
         let channels = states.dims[2];
-        for first in states.later_steps() {
-            for at in first..first + channels {
-                states.values[at] += decays.values[at] * states.values[at - channels];
-            }
+        for at in states.later() {
+            states.values[at] += decays.values[at] * states.values[at - channels];
         }
         let states = decays.like(states.values, value.dtype())?;
         context.save(&[decay, &states]);
@@ -72,11 +70,9 @@ impl Function for Scan {
         let mut of_value = Elements::of(gradient)?;
         let mut of_decay = vec![0.0; of_value.values.len()];
         let channels = of_value.dims[2];
-        for first in of_value.later_steps().rev() {
-            for at in first..first + channels {
-                of_decay[at] = of_value.values[at] * states.values[at - channels];
-                of_value.values[at - channels] += decays.values[at] * of_value.values[at];
-            }
+        for at in of_value.later().rev() {
+            of_decay[at] = of_value.values[at] * states.values[at - channels];
+            of_value.values[at - channels] += decays.values[at] * of_value.values[at];
         }
         let of_decay = decays.like(of_decay, decay.dtype())?;
         Ok(vec![Some(of_decay), Some(decays.like(of_value.values, gradient.dtype())?)])

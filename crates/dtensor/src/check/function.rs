@@ -223,7 +223,9 @@ fn compare(
         let largest = expected.iter().fold(1.0f64, |most, x| most.max(x.abs()));
         let apart = |(a, b): (&f64, &f64)| (a - b).abs() / largest;
         // A NaN is apart from everything.
-        if let Some(most) = found.iter().zip(&expected).map(apart).find(|apart| !(*apart <= TOLERANCE)) {
+        if let Some(most) =
+            found.iter().zip(&expected).map(apart).find(|apart| *apart > TOLERANCE || apart.is_nan())
+        {
             return wrong(format!("{name} differs by {most:.1e} of its largest element"));
         }
     }
