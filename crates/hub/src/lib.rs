@@ -24,6 +24,7 @@ mod locate;
 mod model;
 mod model_hub;
 mod sentence_encoder;
+mod strictness;
 mod text_generator;
 mod training_data;
 mod yaml_family;
@@ -46,6 +47,7 @@ pub use locate::{
 pub use model::Model;
 pub use model_hub::ModelHub;
 pub use sentence_encoder::{SentenceEncoder, SentenceEncoderError};
+pub use strictness::Strictness;
 pub use text_generator::{
     EosHandling, GeneratedText, StopCriteria, StreamedToken, TextGenerator, default_sampling,
 };

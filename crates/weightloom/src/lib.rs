@@ -56,7 +56,7 @@ mod facade;
 pub mod launch;
 pub mod standard;
 
-pub use facade::{JudgeSuiteError, generate, judge, load, train};
+pub use facade::{JudgeSuiteError, LoadedGenerator, generate, judge, load, load_with, train};
 
 /// Compiles and runs the examples of the README.
 #[doc = include_str!("../../../README.md")]

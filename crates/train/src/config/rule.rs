@@ -33,6 +33,8 @@ pub enum Rule {
     Exceeds { found: u64, of: &'static str, limit: u64 },
     #[error("has {found} values, but {because} requires {expected}")]
     Count { found: usize, expected: usize, because: String },
+    #[error("excludes `{other}`")]
+    Excludes { other: &'static str },
     /// An option that an extension rejects.
     #[error("{problem}")]
     Option { problem: String },
@@ -66,6 +68,7 @@ impl Hint for Rule {
             Self::NotYet { supported, .. } => format!("set it to {supported}, or remove it"),
             Self::Needs { other, wanted, .. } => format!("set `{other}` to {wanted}, or remove this key"),
             Self::Exceeds { of, limit, .. } => format!("set it to {limit} or less, or raise `{of}`"),
+            Self::Excludes { other } => format!("remove one of them: this key or `{other}`"),
             Self::Option { .. } => return None,
             Self::Count { expected, .. } => format!("list {expected} values, or remove it"),
         })

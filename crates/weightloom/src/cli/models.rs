@@ -6,8 +6,8 @@ use clap::{Args, Subcommand, ValueHint};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use weightloom::errors::Hint;
-use weightloom::hub::cards::Card;
-use weightloom::hub::{Hub, YamlFamily, arch_config};
+use weightloom::hub::cards::{Card, DatasetCard, Field, ModelAddress, Value as CardValue};
+use weightloom::hub::{Hub, ResolvedModel, SharedFamily, YamlFamily, arch_config};
 use weightloom::nn::{DecoderConfig, Parallel};
 
 use super::failure::Failure;
@@ -88,6 +88,9 @@ struct Row {
     family: Option<String>,
     arch: Option<String>,
     checkpoint: Option<String>,
+    /// The model that the checkpoint is an adapter of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    base_model: Option<String>,
     license: Option<String>,
     /// Where to request access, if the model is gated.
     url: Option<String>,
@@ -114,6 +117,7 @@ fn row(name: &str, card: &Card) -> Row {
         family: text_of(card, "model_family"),
         arch: text_of(card, "model_arch"),
         checkpoint: text_of(card, "checkpoint"),
+        base_model: text_of(card, "base_model"),
         license: text_of(card, "license"),
         url: text_of(card, "url"),
         source,
@@ -164,11 +168,15 @@ fn list(args: &ListArgs, output: Output) -> Result<ExitCode, Failure> {
                 None => shown(&model.license),
             };
             let family = shown(&model.family);
+            let checkpoint = match &model.base_model {
+                Some(base) => format!("{}, adapter of {base}", shown(&model.checkpoint)),
+                None => shown(&model.checkpoint),
+            };
             rows.add_row([
                 model.name.clone(),
                 family,
                 shown(&model.arch),
-                shown(&model.checkpoint),
+                checkpoint,
                 license,
                 model.source.clone(),
             ]);
@@ -284,6 +292,11 @@ struct Shown {
     fields: Vec<ShownField>,
     /// Base cards, nearest first.
     lineage: Vec<String>,
+    /// Environments in the order of lookup, if there is a card.
+    environments: Vec<String>,
+    /// The base model of an adapter, whose configuration is shown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    base_model: Option<String>,
     config: Option<Map<String, Value>>,
     decoder: Option<DecoderConfig>,
     parameters: Option<u64>,
@@ -300,10 +313,47 @@ struct ShownField {
     field: String,
     value: Value,
     card: String,
+    /// The environment that the card is for, if any.
+    environment: Option<String>,
     source: String,
     file: String,
     line: usize,
 }
+
+/// Lists a field; of a config, each key, which may come from another card.
+fn list_field(name: &str, field: &Field, fields: &mut Vec<ShownField>) {
+    match &field.value {
+        CardValue::Map(keys) if !keys.is_empty() => {
+            keys.iter().for_each(|(key, field)| list_field(&format!("{name}.{key}"), field, fields));
+        }
+        value => {
+            let origin = &field.origin;
+            fields.push(ShownField {
+                field: name.to_owned(),
+                value: value.to_json(),
+                card: origin.card().to_owned(),
+                environment: origin.environment().map(str::to_owned),
+                source: origin.source().to_string(),
+                file: origin.file().display().to_string(),
+                line: origin.line(),
+            });
+        }
+    }
+}
+
+/// Family and configuration, if a card or local files have them.
+fn known_config(hub: &Hub, found: ResolvedModel) -> Result<Option<KnownConfig>, Failure> {
+    match (found.known, found.address) {
+        (Some(known), _) => Ok(Some(known)),
+        (None, Some(ModelAddress::Path(_))) => {
+            let model = hub.open(&found.name, &())?;
+            Ok(Some((model.family().clone(), model.config().clone())))
+        }
+        (None, _) => Ok(None),
+    }
+}
+
+type KnownConfig = (SharedFamily, Map<String, Value>);
 
 fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
     let hub = args.hub.hub()?;
@@ -313,6 +363,8 @@ fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
         family: found.card.as_ref().and_then(Card::model_family).map(str::to_owned),
         fields: Vec::new(),
         lineage: Vec::new(),
+        environments: Vec::new(),
+        base_model: None,
         config: None,
         decoder: None,
         parameters: None,
@@ -321,32 +373,24 @@ fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
         unknown: None,
     };
     if let Some(card) = &found.card {
-        for (name, field) in card.fields() {
-            let origin = &field.origin;
-            shown.fields.push(ShownField {
-                field: name.to_owned(),
-                value: field.value.to_json(),
-                card: origin.card().to_owned(),
-                source: origin.source().to_string(),
-                file: origin.file().display().to_string(),
-                line: origin.line(),
-            });
-        }
+        card.fields().for_each(|(name, field)| list_field(name, field, &mut shown.fields));
+        shown.environments = hub.cards.environments().to_vec();
         shown.lineage = card.lineage().iter().map(|origin| origin.card().to_owned()).collect();
     }
-    let is_near = matches!(found.address, Some(weightloom::hub::cards::ModelAddress::Path(_)));
-    let known = match found.known {
-        Some(known) => Some(known),
-        // Local files have the configuration.
-        None if is_near => {
-            let model = hub.open(&args.name, &())?;
-            Some((model.family().clone(), model.config().clone()))
-        }
-        None => {
-            shown.unknown = Some("unknown configuration: run `weightloom fetch` to download it".to_owned());
-            None
-        }
+    let is_near = matches!(found.address, Some(ModelAddress::Path(_)));
+    let is_dataset = found.card.as_ref().is_some_and(|card| card.is_dataset() && shown.family.is_none());
+    let base = match found.card.as_ref().and_then(Card::base_model) {
+        Some(_) if is_near => Some(hub.locate(&args.name, &())?.model),
+        _ => None,
     };
+    let known = match &base {
+        Some(base) => known_config(&hub, hub.resolve(base)?)?,
+        None => known_config(&hub, found)?,
+    };
+    shown.base_model = base;
+    if known.is_none() && !is_dataset {
+        shown.unknown = Some("unknown configuration: run `weightloom fetch` to download it".to_owned());
+    }
     if let Some((family, config)) = known {
         let about = |problem| {
             Failure::from(weightloom::hub::HubError::Config {
@@ -377,12 +421,27 @@ fn show_text(shown: &Shown) -> String {
     if shown.lineage.len() > 1 {
         text += &format!("\nbased on {}", shown.lineage[1..].join(", "));
     }
+    if let Some(base) = &shown.base_model {
+        text += &format!("\nadapter of {base}");
+    }
+    if shown.environments.len() > 1 {
+        text += &format!("\nenvironments, the first with a card first: {}", shown.environments.join(", "));
+    }
     if !shown.fields.is_empty() {
-        let mut rows = table(&["field", "value", "from card", "in"], &[]);
+        let with_environments = shown.fields.iter().any(|field| field.environment.is_some());
+        let mut columns = vec!["field", "value", "from card", "in"];
+        if with_environments {
+            columns.insert(3, "environment");
+        }
+        let mut rows = table(&columns, &[]);
         for field in &shown.fields {
             let value = field.value.as_str().map_or_else(|| field.value.to_string(), str::to_owned);
             let place = format!("{} {}:{}", field.source, field.file, field.line);
-            rows.add_row([field.field.clone(), value, field.card.clone(), place]);
+            let mut row = vec![field.field.clone(), value, field.card.clone(), place];
+            if with_environments {
+                row.insert(3, field.environment.clone().unwrap_or_default());
+            }
+            rows.add_row(row);
         }
         text += &format!("\n{rows}");
     }
@@ -464,6 +523,11 @@ fn check(args: &HubArgs, output: Output) -> Result<ExitCode, Failure> {
 
 /// The problem with a card, its family, arch or configuration, if any.
 fn check_card(hub: &Hub, name: &str, card: Card) -> Option<(String, Option<String>)> {
+    if card.is_dataset()
+        && let Err(error) = DatasetCard::read(card.clone())
+    {
+        return Some((error.to_string(), error.hint()));
+    }
     let found = match hub.resolve_card(name, card) {
         Ok(found) => found,
         Err(error) => return Some((error.to_string(), error.hint())),

@@ -12,6 +12,7 @@ use clap::{Args, ValueHint};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use weightloom::gang::Gang;
+use weightloom::hub::CheckpointMismatch;
 use weightloom::launch::Launch;
 use weightloom::sway::backend::build::Programs;
 use weightloom::train::callback::{
@@ -366,6 +367,8 @@ impl Callback for Reporter {
 /// What a run is about to do, for people.
 fn run_summary(summary: &RunSummary) -> Vec<String> {
     let mut lines = summary.data.as_ref().map_or_else(Vec::new, summary_lines);
+    lines.extend(summary.dataset.iter().map(|name| format!("dataset: {name}")));
+    lines.extend(summary.weights_mismatch.iter().flat_map(mismatch_lines));
     lines.extend(summary.eval.iter().flat_map(|eval| read_lines("evaluation data", eval)));
     let share = 100.0 * summary.trainable_parameters as f64 / summary.parameters.max(1) as f64;
     lines.push(format!(
@@ -374,6 +377,11 @@ fn run_summary(summary: &RunSummary) -> Vec<String> {
         millions(summary.parameters)
     ));
     lines
+}
+
+/// What was done with tensors of the weights that did not match, for people.
+fn mismatch_lines(mismatch: &CheckpointMismatch) -> impl Iterator<Item = String> {
+    mismatch.outcomes().into_iter().map(|line| format!("weights: {line}"))
 }
 
 pub(super) fn millions(count: u64) -> String {
@@ -411,6 +419,9 @@ struct Summary {
     chat: bool,
     /// The documents read.
     data: Option<DocumentsRead>,
+    /// Tensors of the initial weights that were initialized or ignored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    weights_mismatch: Option<CheckpointMismatch>,
     /// What the run survived.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     warnings: Vec<String>,
@@ -439,6 +450,7 @@ impl Summary {
             weights: config.model.weights_path.clone(),
             chat: outcome.prompt_style == PromptStyle::Chat,
             data: outcome.data.clone(),
+            weights_mismatch: outcome.weights_mismatch.clone(),
             warnings: outcome.warnings.iter().map(ToString::to_string).collect(),
         }
     }
@@ -471,6 +483,7 @@ fn text(summary: &Summary, options: &str) -> String {
     if summary.steps_done > 0 {
         lines.extend(summary.data.iter().flat_map(|data| read_lines("data", data)));
     }
+    lines.extend(summary.weights_mismatch.iter().flat_map(mismatch_lines));
     lines.extend(summary.warnings.iter().map(|warning| format!("warning: {warning}")));
     if !summary.metrics.is_empty() {
         lines.push(format!("metrics: {}", summary.metrics.join(", ")));

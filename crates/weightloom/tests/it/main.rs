@@ -3,6 +3,8 @@
 //! - `checkpoints`, `models`, `train`, `sway`, `quickstart`: the other commands.
 //! - `sway_tools`: `watch`, `pack`, `unpack` and `mine`.
 //! - `docs`, `examples`: every command and config that users are shown.
+//! - `environments`, `strictness`, `dataset_cards`: cards of environments and
+//!   datasets, and checkpoints that do not match.
 //! - `located`: run folders, adapters and `org/name` in place of models.
 //! - `hostile_names`: names with control characters.
 //! - `signatures`: signed checkpoints.
@@ -19,8 +21,10 @@
 
 mod architecture;
 mod checkpoints;
+mod dataset_cards;
 #[cfg(unix)]
 mod docs;
+mod environments;
 mod examples;
 #[cfg(unix)]
 mod gguf_file;
@@ -35,6 +39,7 @@ mod quickstart;
 mod signatures;
 #[cfg(unix)]
 mod soak;
+mod strictness;
 mod sway;
 mod sway_tools;
 mod tidy;

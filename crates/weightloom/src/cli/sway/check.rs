@@ -83,6 +83,8 @@ impl TunedModel {
         let path = PathBuf::from(location_text(&located));
         let base = match base {
             Some(base) => Some(OpenedModel::name(hub, base, output)?),
+            // The card of an adapter names its base, too.
+            None if located.is_adapter() && hub.cards.knows(name) => Some(hub.locate(name, &())?.model),
             None if located.is_adapter() => match hub.locate(&location_text(&located), &()) {
                 Ok(found) => {
                     note(&found.steps, output);
