@@ -28,7 +28,7 @@ pub(super) struct HubArgs {
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     model_path: Vec<PathBuf>,
 
-    /// Environment whose cards (NAME@ENV) take precedence; repeatable [default: those of WEIGHTLOOM_ENV].
+    /// Environment whose cards, NAME@ENV, come first; repeatable [default: WEIGHTLOOM_ENV].
     #[arg(long, value_name = "ENV", value_hint = ValueHint::Other)]
     env: Vec<String>,
 

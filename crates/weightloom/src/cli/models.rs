@@ -439,6 +439,7 @@ fn show_text(shown: &Shown) -> String {
             let place = format!("{} {}:{}", field.source, field.file, field.line);
             let mut row = vec![field.field.clone(), value, field.card.clone(), place];
             if with_environments {
+                row[2] = field.card.split('@').next().unwrap_or_default().to_owned();
                 row.insert(3, field.environment.clone().unwrap_or_default());
             }
             rows.add_row(row);

@@ -70,7 +70,7 @@ fn datasets_are_listed_shown_and_checked() {
     let (out, _) = run(&place, 0, &["data", "list", "--asset-dir", "cards"]);
     assert!(out.contains("3 datasets\nbroken: unknown key `pths`"), "{out}");
     let (out, _) = run(&place, 0, &["models", "show", "more_sheep", "--asset-dir", "cards"]);
-    assert!(out.contains("dataset_config.eval_paths") && !out.contains("unknown"), "{out}");
+    assert!(out.contains("../texts/0.txt") && !out.contains("unknown"), "{out}");
     let (out, _) = run(&place, 1, &["models", "check", "--asset-dir", "cards"]);
     assert!(out.contains("odd: unknown key `pths`") && out.contains("hint: did you mean `paths`?"), "{out}");
     let (out, _) = run(&place, 0, &["data", "show", "named.yaml", "--asset-dir", "cards", "-n", "1"]);

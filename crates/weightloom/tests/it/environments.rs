@@ -67,7 +67,7 @@ fn fields_name_their_environment() {
         place.command().args(["models", "show", "tiny", "--asset-dir", "cards", "--env", "laptop"]).output();
     let text = String::from_utf8(output.unwrap().stdout).unwrap();
     assert!(text.contains("environments, the first with a card first: laptop, user"), "{text}");
-    assert!(text.contains("│ environment"), "{text}");
+    assert!(text.contains("┆ environment ┆"), "{text}");
 }
 
 #[test]
