@@ -326,7 +326,7 @@ impl Callback for Reporter {
             self.print(&line);
         }
         if self.output.is_json() {
-            let event = Event { step: summary.first_step, what: EventKind::Start(summary.clone()) };
+            let event = Event { step: summary.first_step, what: EventKind::Start(Box::new(summary.clone())) };
             let _ = self.output.line(&event, |_| String::new());
         }
         Ok(Control::Continue)
