@@ -38,9 +38,16 @@
 //! card, `name@env` exactly that one. Bases are looked up the same way, except
 //! that a base with the card's own name is the plain card or, in the plain card
 //! itself, the card of an earlier source that it overrides.
+//!
+//! # Adapters and datasets
+//!
+//! The checkpoint of a card with `base_model` is an adapter of that model. A card
+//! with `dataset_config` is a dataset, which training configs name; see
+//! [`DatasetCard`].
 
 mod address;
 mod card;
+mod dataset;
 mod document;
 mod draft;
 mod error;
@@ -55,6 +62,7 @@ mod value;
 
 pub use address::{AddressError, ModelAddress};
 pub use card::{Card, Sums};
+pub use dataset::DatasetCard;
 pub use draft::CardDraft;
 pub use error::{CardError, SourceProblem};
 pub use merge::Patch;

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::Serialize;
+use serde::ser::{SerializeStruct as _, Serializer};
 use weightloom_checkpoint::CheckpointError;
 use weightloom_errors::{Hint, name_list};
 use weightloom_gang::GangsError;
@@ -134,6 +136,48 @@ impl CheckpointMismatch {
     /// Whether there is no difference.
     pub fn is_empty(&self) -> bool {
         self.missing.is_empty() && self.unexpected.is_empty() && self.wrong_shape.is_empty()
+    }
+
+    /// Parameters of the model that the checkpoint does not provide.
+    pub fn initialized(&self) -> impl Iterator<Item = &str> {
+        let missing = self.missing.iter().map(|(key, _)| key.as_str());
+        missing.chain(self.wrong_shape.iter().map(|(key, _, _)| key.as_str()))
+    }
+
+    /// One line for each tensor of a model that was loaded all the same: what was
+    /// done with it.
+    pub fn outcomes(&self) -> Vec<String> {
+        let missing = self.missing.iter().map(|(key, near)| {
+            let near = near.as_ref().map_or_else(String::new, |near| format!("; found `{near}`"));
+            format!("initialized `{key}`: missing in the checkpoint{near}")
+        });
+        let shapes = self.wrong_shape.iter().map(|(key, found, expected)| {
+            format!("initialized `{key}`: has shape {found} in the checkpoint, expected {expected}")
+        });
+        let unexpected =
+            self.unexpected.iter().map(|key| format!("ignored `{key}`: unexpected in the checkpoint"));
+        missing.chain(shapes).chain(unexpected).collect()
+    }
+}
+
+/// As lists of keys, and of shapes as lists of sizes.
+impl Serialize for CheckpointMismatch {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct WrongShape<'a> {
+            key: &'a str,
+            found: &'a [usize],
+            expected: &'a [usize],
+        }
+        let missing: Vec<&str> = self.missing.iter().map(|(key, _)| key.as_str()).collect();
+        let shapes = self.wrong_shape.iter();
+        let shapes: Vec<WrongShape<'_>> =
+            shapes.map(|(key, found, expected)| WrongShape { key, found, expected }).collect();
+        let mut map = serializer.serialize_struct("CheckpointMismatch", 3)?;
+        map.serialize_field("missing", &missing)?;
+        map.serialize_field("unexpected", &self.unexpected)?;
+        map.serialize_field("wrong_shape", &shapes)?;
+        map.end()
     }
 }
 

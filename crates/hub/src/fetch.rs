@@ -37,6 +37,7 @@ mod transfer;
 mod url;
 
 pub use choice::FileChoice;
+pub(crate) use digest::sha256_of_file;
 pub use error::{FetchError, TokenUse, TransferError};
 #[doc(hidden)]
 pub use listing::check_listing;

@@ -25,6 +25,7 @@ mod locate;
 mod model;
 mod model_hub;
 mod sentence_encoder;
+mod strictness;
 mod text_generator;
 mod training_data;
 mod yaml_family;
@@ -50,6 +51,7 @@ pub use model_hub::ModelHub;
 pub use sentence_encoder::{SentenceEncoder, SentenceEncoderError};
 #[doc(hidden)]
 pub use serde_json as json;
+pub use strictness::Strictness;
 pub use text_generator::{
     EosHandling, GeneratedText, StopCriteria, StreamedToken, TextGenerator, default_sampling,
 };

@@ -2,10 +2,10 @@
 //!
 //! Each rank allocates and reads only its own shards, once. Missing keys,
 //! unexpected keys and wrong shapes are found before the first read, for all
-//! stages. Every element is written exactly once, because the tiles in the index
+//! stages; what to do about them is a [`Strictness`]. Every element is written exactly once, because the tiles in the index
 //! cover each tensor exactly once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use weightloom_checkpoint::plan::{
@@ -24,6 +24,7 @@ use weightloom_nn::{Model, ModelDefinition, ModelShard, Parallel, ParameterSpec,
 use weightloom_tensor::{Device, HostMemory, Tensor};
 
 use crate::error::{CheckpointMismatch, HubError};
+use crate::strictness::Strictness;
 
 /// Options for loading a model.
 #[derive(Clone, Default)]
@@ -51,6 +52,10 @@ pub struct ModelLoadOptions {
     pub operations: Option<weightloom_dtensor::Registry>,
     /// Who decides what this rank reads; defaults to the standard planner.
     pub planner: Option<Arc<dyn LoadPlannerFactory>>,
+    /// What to do with tensors that do not match.
+    pub strictness: Strictness,
+    /// The seed of parameters that the checkpoint does not provide.
+    pub seed: u64,
 }
 
 impl std::fmt::Debug for ModelLoadOptions {
@@ -64,6 +69,8 @@ impl std::fmt::Debug for ModelLoadOptions {
             .field("verify", &self.verify)
             .field("stage", &self.stage)
             .field("usage", &self.usage)
+            .field("strictness", &self.strictness)
+            .field("seed", &self.seed)
             .finish()
     }
 }
@@ -150,19 +157,21 @@ fn with_model_names(
     if changes { Ok(source.with_keys(&keys)?) } else { Ok(source.clone()) }
 }
 
-/// A checkpoint under the model's names, checked against the model.
+/// A checkpoint under the model's names, checked against the model, and the
+/// differences that are accepted.
 fn checked_source(
     source: &Source,
     keys: &KeyMap,
     definition: &dyn ModelDefinition,
-) -> Result<Source, HubError> {
+    strictness: Strictness,
+) -> Result<(Source, CheckpointMismatch), HubError> {
     let original = source;
     let source = with_model_names(source, keys, definition)?;
     let mut mismatch = find_mismatch(&source.index, definition);
     // Training state is not part of the model.
     mismatch.unexpected.retain(|name| !belongs_to_training(original, name));
-    if mismatch.is_empty() {
-        return Ok(source);
+    if strictness.accepts(&mismatch, definition.all_parameters().len()) {
+        return Ok((source, mismatch));
     }
     Err(HubError::Incompatible { location: source.storage.location(), mismatch })
 }
@@ -218,6 +227,8 @@ enum ShardMemory {
     Read(HostMemory),
     /// Memory shared with the file.
     Mapped(Tensor),
+    /// The values of a new model, for what the checkpoint does not provide.
+    Initial(DTensor),
 }
 
 impl ShardMemory {
@@ -252,11 +263,15 @@ impl ShardMemory {
         Ok(Self::Read(HostMemory::new(dtype, &region.shape()).map_err(nn)?))
     }
 
-    fn into_tensor(self) -> Tensor {
-        match self {
+    fn into_parameter(self, shard: &RankShard, spec: &ParameterSpec) -> Result<DTensor, HubError> {
+        let tensor = match self {
             Self::Read(memory) => memory.into_tensor(),
             Self::Mapped(tensor) => tensor,
-        }
+            Self::Initial(value) => return Ok(value),
+        };
+        let layout = shard.plan.layout_of(&spec.name);
+        let value = DTensor::from_local(&shard.dist, tensor, layout, &spec.shape);
+        Ok(value.map_err(weightloom_nn::NnError::from)?)
     }
 }
 
@@ -267,6 +282,9 @@ pub struct LoadedModel<M: Model + ?Sized = dyn Model> {
     pub model: Box<M>,
     /// Statistics of this rank.
     pub report: LoadReport,
+    /// Tensors that do not match, of all ranks: initialized or ignored, as
+    /// [`ModelLoadOptions::strictness`] allows.
+    pub mismatch: CheckpointMismatch,
 }
 
 /// Loads a model from a checkpoint. Called by every rank of the gangs.
@@ -279,14 +297,22 @@ pub fn load_model(
     observer: &dyn Observer,
 ) -> Result<LoadedModel, HubError> {
     let shard = RankShard::new(definition, parallel, options)?;
-    let source = checked_source(source, keys, definition)?;
+    let (source, mismatch) = checked_source(source, keys, definition, options.strictness)?;
+    let initialized: BTreeSet<&str> = mismatch.initialized().collect();
     let dtype = options.dtype.unwrap_or_else(|| own_dtype(&source.index));
     if !computes(dtype) {
         return Err(HubError::DType { dtype });
     }
     let mut parts = Vec::with_capacity(shard.specs.len());
     for spec in &shard.specs {
-        parts.push(ShardMemory::new(&source, &shard, spec, dtype, options.read_mode)?);
+        parts.push(match initialized.contains(spec.name.as_str()) {
+            true => {
+                let layout = shard.plan.layout_of(&spec.name);
+                let seed = options.seed;
+                ShardMemory::Initial(definition.initial_values(spec, dtype, seed, &shard.dist, layout)?)
+            }
+            false => ShardMemory::new(&source, &shard, spec, dtype, options.read_mode)?,
+        });
     }
     let mut state = LoadState::new();
     for (spec, part) in shard.specs.iter().zip(&mut parts) {
@@ -308,11 +334,9 @@ pub fn load_model(
     let report = load_planned(&source, state, planner, &*shard.gangs.root, &load_options, observer)?;
     let mut values = Vec::with_capacity(shard.specs.len());
     for (spec, part) in shard.specs.iter().zip(parts) {
-        let layout = shard.plan.layout_of(&spec.name);
-        let value = DTensor::from_local(&shard.dist, part.into_tensor(), layout, &spec.shape);
-        values.push((spec.name.clone(), value.map_err(weightloom_nn::NnError::from)?));
+        values.push((spec.name.clone(), part.into_parameter(&shard, spec)?));
     }
-    Ok(LoadedModel { model: shard.build(definition, values)?, report })
+    Ok(LoadedModel { model: shard.build(definition, values)?, report, mismatch })
 }
 
 /// Creates a model with random parameters, which do not depend on the
@@ -360,7 +384,8 @@ pub fn meta_model(
 }
 
 /// Iterates over the parameters of a checkpoint as this rank of the gangs would
-/// hold them, with one in memory at a time.
+/// hold them, with one in memory at a time. Parameters that it does not provide,
+/// which only non-strict loading accepts, are left out.
 pub fn iter_parameters<'a>(
     source: &Source,
     definition: &dyn ModelDefinition,
@@ -370,10 +395,12 @@ pub fn iter_parameters<'a>(
     observer: &'a dyn Observer,
 ) -> Result<impl Iterator<Item = Result<(String, Tensor), HubError>> + use<'a>, HubError> {
     let shard = RankShard::new(definition, parallel, options)?;
-    let source = checked_source(source, keys, definition)?;
+    let (source, mismatch) = checked_source(source, keys, definition, options.strictness)?;
+    let missing: BTreeSet<String> = mismatch.initialized().map(str::to_owned).collect();
     let (given, read_mode) = (options.dtype, options.read_mode);
     let rank = shard.dist.rank();
-    Ok(shard.specs.into_iter().map(move |spec| {
+    let specs = shard.specs.into_iter().filter(move |spec| !missing.contains(&spec.name));
+    Ok(specs.map(move |spec| {
         let layout = shard.plan.layout_of(&spec.name);
         let region: Region = layout.region_of(&spec.shape, rank).map_err(weightloom_nn::NnError::from)?;
         let entry = &source.index.tensors()[&spec.name];

@@ -14,10 +14,10 @@ use weightloom_checkpoint::{
 };
 use weightloom_errors::Hint;
 
-use crate::cards::{AddressError, ModelAddress};
+use crate::cards::{AddressError, Field, ModelAddress};
 use crate::error::HubError;
 use crate::fetch::FetchObserver;
-use crate::hub::{Hub, ModelLocation};
+use crate::hub::{Hub, ModelLocation, ResolvedModel};
 
 /// The folder of checkpoints in the folder of a run.
 const CHECKPOINTS: &str = "checkpoints";
@@ -220,18 +220,21 @@ impl Hub {
     /// Resolves a name to a model and the adapter to apply to it.
     ///
     /// A run folder means its newest complete checkpoint. An adapter means the
-    /// base model that its config names, with the adapter. Anything else is a
-    /// model. A repository on Hugging Face is fetched, to know which it is.
+    /// base model that its card or its config names, with the adapter. Anything
+    /// else is a model. A repository on Hugging Face without a card is fetched, to
+    /// know which it is.
     pub fn locate(&self, name: &str, observer: &dyn FetchObserver) -> Result<LocatedModel, HubError> {
         let mut steps = Vec::new();
-        let path = match self.resolve(name)?.address {
-            Some(ModelAddress::Path(path)) if !self.cards.knows(name.trim()) => path,
-            Some(ModelAddress::HuggingFace { .. }) if !self.cards.knows(name.trim()) => {
-                match self.fetch(name, observer)?.location {
-                    ModelLocation::Path(folder) if is_adapter(&folder) => folder,
-                    _ => return Ok(LocatedModel { model: name.to_owned(), adapter: None, steps }),
-                }
-            }
+        let resolved = self.resolve(name)?;
+        if resolved.card.is_some() {
+            return self.locate_card(&resolved, observer);
+        }
+        let path = match resolved.address {
+            Some(ModelAddress::Path(path)) => path,
+            Some(ModelAddress::HuggingFace { .. }) => match self.fetch(name, observer)?.location {
+                ModelLocation::Path(folder) if is_adapter(&folder) => folder,
+                _ => return Ok(LocatedModel { model: name.to_owned(), adapter: None, steps }),
+            },
             _ => return Ok(LocatedModel { model: name.to_owned(), adapter: None, steps }),
         };
         let given = path;
@@ -243,6 +246,44 @@ impl Hub {
         let base = base_of(&path)?;
         let model = self.locate_base(&path, &base, &mut steps)?;
         Ok(LocatedModel { model, adapter: Some(path), steps })
+    }
+
+    /// Resolves a card to a model and the adapter to apply to it. It is an
+    /// adapter's if it names a base model, or if its files are at hand and are one.
+    fn locate_card(
+        &self,
+        resolved: &ResolvedModel,
+        observer: &dyn FetchObserver,
+    ) -> Result<LocatedModel, HubError> {
+        let model = LocatedModel { model: resolved.name.clone(), adapter: None, steps: Vec::new() };
+        let base = resolved.card.as_ref().and_then(|card| card.field("base_model"));
+        if base.is_none() && !matches!(resolved.address, Some(ModelAddress::Path(_))) {
+            return Ok(model);
+        }
+        let path = match self.fetch(&resolved.name, observer)?.location {
+            ModelLocation::Path(path) => path,
+            ModelLocation::Url(url) => return Err(LocateError::Remote { url }.into()),
+        };
+        let base = match (base, is_adapter(&path)) {
+            (Some(field), true) => self.base_of_card(field),
+            (None, true) => base_of(&path)?,
+            (Some(_), false) => return Err(LocateError::NotAdapter { path }.into()),
+            (None, false) => return Ok(model),
+        };
+        let mut steps = Vec::new();
+        let model = self.locate_base(&path, &base, &mut steps)?;
+        Ok(LocatedModel { model, adapter: Some(path), steps })
+    }
+
+    /// The base model that a card names. A path that exists is relative to the card.
+    fn base_of_card(&self, field: &Field) -> String {
+        let text = field.value.as_text().unwrap_or_default().trim();
+        let beside = field.origin.location().folder().map(|folder| folder.join(text));
+        match beside.filter(|path| !self.cards.knows(text) && path.exists()) {
+            // `components` removes `.`.
+            Some(path) => path.components().collect::<PathBuf>().display().to_string(),
+            None => text.to_owned(),
+        }
     }
 
     /// The base model of an adapter. A relative path is relative to the working
@@ -264,6 +305,9 @@ impl Hub {
             HubError::from(LocateError::Base { adapter, base, source: Box::new(source) })
         };
         let resolved = self.resolve(&name).map_err(failed)?;
+        if resolved.card.as_ref().is_some_and(|card| card.base_model().is_some()) {
+            return Err(LocateError::Stacked { adapter: adapter.to_owned(), base: name }.into());
+        }
         let Some(ModelAddress::Path(path)) = resolved.address.filter(|_| resolved.card.is_none()) else {
             return Ok(name);
         };

@@ -1,6 +1,6 @@
 //! A model ready to load: its files, family and configuration.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
@@ -16,7 +16,7 @@ use crate::adapter::load_adapter;
 use crate::cards::Card;
 use crate::error::HubError;
 use crate::family::SharedFamily;
-use crate::load::{LoadedModel, ModelLoadOptions, load_model};
+use crate::load::{LoadedModel, ModelLoadOptions, belongs_to_training, load_model};
 use crate::text::{
     ChatContext, ChatTemplates, GenerationDefaults, GgufModel, TextError, Tokenizer, gguf_config,
 };
@@ -193,8 +193,15 @@ impl Model {
     /// Whether the checkpoint has the names of the model's parameters.
     pub(crate) fn has_own_names(&self) -> Result<bool, HubError> {
         let found = self.source.index.tensors();
-        let mut wanted = self.definition()?.all_parameters().into_iter();
-        Ok(self.source.manifest.is_some() && wanted.all(|spec| found.contains_key(&spec.name)))
+        let wanted: BTreeSet<String> =
+            self.definition()?.all_parameters().into_iter().map(|spec| spec.name).collect();
+        let is_whole = wanted.iter().all(|name| found.contains_key(name));
+        // A checkpoint that lacks some has no others.
+        let is_part = || {
+            let mut names = found.keys().filter(|name| !belongs_to_training(&self.source, name));
+            names.all(|name| wanted.contains(name))
+        };
+        Ok(self.source.manifest.is_some() && (is_whole || is_part()))
     }
 
     /// Loads the model. Called by every rank of the gangs.

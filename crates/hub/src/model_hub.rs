@@ -110,7 +110,8 @@ impl<F: Family> ModelHub<'_, F> {
     }
 
     fn typed_loaded(&self, loaded: LoadedModel) -> Result<LoadedModel<F::Model>, HubError> {
-        Ok(LoadedModel { model: self.typed_model(loaded.model)?, report: loaded.report })
+        let LoadedModel { model, report, mismatch } = loaded;
+        Ok(LoadedModel { model: self.typed_model(model)?, report, mismatch })
     }
 
     /// Creates a model with random parameters, which do not depend on the

@@ -12,6 +12,7 @@ use std::path::Path;
 
 use serde::Serialize;
 use weightloom_errors::caught;
+use weightloom_hub::CheckpointMismatch;
 
 use crate::config::{Config, ConfigChange};
 use crate::data::{DataSummary, DocumentsRead};
@@ -82,6 +83,13 @@ pub enum Notice {
 pub struct RunSummary {
     /// The training data; `None` for dummy data.
     pub data: Option<DataSummary>,
+    /// The card of the dataset, if the config names one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dataset: Option<String>,
+    /// Tensors of the initial weights that did not match, and were initialized or
+    /// ignored; `None` if all matched.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weights_mismatch: Option<CheckpointMismatch>,
     /// The evaluation data that is used, if there is any.
     pub eval: Option<DocumentsRead>,
     /// Parameters of the model.

@@ -44,7 +44,7 @@ pub use weightloom_document::Origin;
 pub use weightloom_document::variables::Lookup;
 
 pub use data::{DataConfig, DataFormat, DataType, RowLayout, TrainOn};
-pub use model::{LoraConfig, ModelConfig};
+pub use model::{LoadStrictness, LoraConfig, ModelConfig};
 pub(crate) use model::{is_named, is_target};
 pub use train::{
     Accelerator, CheckpointConfig, EvalConfig, GradientCheckpointing, LoggingConfig, PipelineSchedule,

@@ -2,7 +2,7 @@
 
 use weightloom_checkpoint::CheckpointError;
 use weightloom_dtensor::DTensorError;
-use weightloom_errors::{FileError, Hint, did_you_mean};
+use weightloom_errors::{FileError, Hint, did_you_mean, name_list};
 use weightloom_gang::{GangError, GangsError};
 use weightloom_hub::HubError;
 use weightloom_hub::cards::RunError;
@@ -68,10 +68,17 @@ pub enum TrainError {
     EndlessData,
     #[error("cannot count the documents: {reason}")]
     Counting { reason: String },
+    #[error("cannot verify the dataset: {reason}")]
+    Dataset { reason: String },
     #[error("`model.freeze_modules` freezes all {parameters} parameters")]
     AllFrozen { parameters: usize },
     #[error("`model.lora` requires base weights")]
     NoBase,
+    #[error(
+        "cannot train an adapter of `{weights}`: it does not provide {}, and an adapter does not save them",
+        name_list(.parameters, 5)
+    )]
+    InitializedBase { weights: String, parameters: Vec<String> },
     #[error(
         "cannot save an adapter of `{module}` for PEFT: published `{family}` models fuse, transpose or \
          rename it"
@@ -171,7 +178,10 @@ impl TrainError {
     /// Whether the error only reports the failure of other ranks.
     pub fn is_consequence(&self) -> bool {
         match self {
-            Self::Gang(_) | Self::Counting { .. } | Self::Nn(NnError::DTensor(DTensorError::Gang(_))) => true,
+            Self::Gang(_)
+            | Self::Counting { .. }
+            | Self::Dataset { .. }
+            | Self::Nn(NnError::DTensor(DTensorError::Gang(_))) => true,
             Self::Checkpoint(error) | Self::Hub(HubError::Checkpoint(error)) => {
                 matches!(error, CheckpointError::Gang(_))
             }
@@ -214,13 +224,16 @@ impl Hint for TrainError {
             Self::NoTokenizer => "set `model.tokenizer_path`, or `model.weights_path`",
             Self::TokenizerLocation { .. } => "set `model.tokenizer_path` to a folder",
             Self::EndlessData => "set `train.max_steps`",
-            Self::Counting { .. } => "fix the file",
+            Self::Counting { .. } | Self::Dataset { .. } => "fix the file",
             Self::ConfigChanged { .. } => {
                 "restore these values, change `train.checkpoint.output_dir` to start a new run, or resume with \
                  the new values with --force-resume"
             }
             Self::AllFrozen { .. } => "remove some of its patterns",
             Self::NoBase => "set `model.weights_path`",
+            Self::InitializedBase { .. } => {
+                "remove `model.lora` to train all weights, or use weights that have all of them"
+            }
             Self::ForeignModules { .. } => {
                 "remove it from `model.lora.target_modules`, or remove `model.lora` to train all weights"
             }

@@ -167,7 +167,7 @@ pub struct Event {
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum EventKind {
     /// A process starts or resumes the run.
-    Start(RunSummary),
+    Start(Box<RunSummary>),
     /// The remaining time is known.
     Estimate(TimeEstimate),
     /// The process ends: the documents that the run has read.

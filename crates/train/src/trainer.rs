@@ -4,6 +4,7 @@ mod adapter;
 mod batch;
 mod build;
 mod checkpoint_manager;
+mod dataset;
 mod dry_run;
 mod evaluate;
 mod free_space;
@@ -13,6 +14,7 @@ mod preview;
 mod resume;
 mod resume_point;
 mod run;
+mod run_card;
 mod survey;
 mod weights;
 
@@ -25,8 +27,8 @@ use weightloom_checkpoint::plan::LoadPlannerFactory;
 use weightloom_errors::FileError;
 use weightloom_files::{Durability, write_atomic};
 use weightloom_gang::Gang;
-use weightloom_hub::Hub;
 use weightloom_hub::fetch::FetchObserver;
+use weightloom_hub::{CheckpointMismatch, Hub};
 
 use crate::callback::{Callback, Evaluator, RunSummary, for_each};
 use crate::checkpointing::Progress;
@@ -40,6 +42,7 @@ use crate::warning::Warning;
 
 use build::{Built, build, load_planner, open_checkpoint};
 use checkpoint_manager::CheckpointManager;
+use dataset::ResolvedConfig;
 use evaluate::HeldOut;
 use resume::{compare_config, restore_data};
 use resume_point::name_damage;
@@ -122,6 +125,9 @@ pub struct Outcome {
     pub data: Option<DocumentsRead>,
     /// How prompts look to the trained model.
     pub prompt_style: PromptStyle,
+    /// Tensors of the initial weights that did not match, and were initialized or
+    /// ignored; `None` if all matched, or if the run was resumed.
+    pub weights_mismatch: Option<CheckpointMismatch>,
     /// What the run survived; on the first rank.
     pub warnings: Vec<Warning>,
 }
@@ -150,6 +156,10 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         fetching,
         reading,
     } = request;
+    // What is recorded names the dataset, and what is trained on are its files.
+    let recorded = config;
+    let resolved = ResolvedConfig::new(config, hub)?;
+    let config = &resolved.config;
     for callback in extensions.callbacks.build(&config.train.callbacks)? {
         callbacks.push(callback);
     }
@@ -159,11 +169,12 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         return Err(TrainError::NoEvaluator);
     }
     checkpoints.check_no_other_run()?;
+    resolved.verify(&*gang)?;
     let (resumed, mut built, restored) = loop {
         let resumed = checkpoints.find_resume_point()?;
         let restore = || -> Result<(Built, Option<Progress>), TrainError> {
             let path = resumed.as_deref();
-            let changed = path.map(|path| compare_config(config, path, config_changes)).transpose()?;
+            let changed = path.map(|path| compare_config(recorded, path, config_changes)).transpose()?;
             let mut built = build(config, hub, &extensions, &gang, path, fetching, reading)?;
             built.notices.extend(changed.flatten());
             let planner = load_planner(config, &extensions)?;
@@ -182,7 +193,8 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
     };
     let Survey { steps: total, data: summary } =
         survey::survey(config, &mut built.loader, &gang, &mut callbacks)?;
-    let Built { engine, mut loader, dims, spec, tokenizer, assets, family, mut notices } = built;
+    let Built { engine, mut loader, dims, spec, tokenizer, assets, card, weights_mismatch, mut notices } =
+        built;
     let mut progress = match (&resumed, restored) {
         (Some(path), Some(progress)) => {
             notices.extend(restore_data(&mut loader, &progress, path, config_changes)?);
@@ -190,7 +202,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         }
         _ => Progress { optimizer: engine.optimizer.name().to_owned(), ..Progress::default() },
     };
-    progress.config = to_value(config);
+    progress.config = to_value(recorded);
     for notice in &notices {
         for_each(&mut callbacks, |callback| callback.on_notice(notice))?;
     }
@@ -198,6 +210,8 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
     let prompt_style = loader.prompt_style();
     let summary = RunSummary {
         data: summary,
+        dataset: resolved.dataset(),
+        weights_mismatch: weights_mismatch.clone(),
         eval: held_out.documents.clone(),
         parameters: engine.stages().first().map_or(0, |stage| stage.model.definition().parameter_count()),
         trainable_parameters: engine.trainable_parameters()?,
@@ -217,13 +231,13 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
             let mut warnings = checkpoints.set_aside()?;
             let steps = total.saturating_sub(progress.step);
             warnings.extend(checkpoints.check_space(checkpoint_bytes, steps)?);
-            write_config(&folder, config)?;
+            write_config(&folder, recorded)?;
             let sinks = open(&config.train.logging, &extensions.sinks, &folder, progress.step)?;
             (sinks, warnings, Some(lock))
         }
         _ => (Sinks::default(), Vec::new(), None),
     };
-    checkpoints.set_assets(family, assets);
+    checkpoints.set_assets(card, assets);
     let began = progress.step;
     let flops = flops_per_token(&engine, config);
     let peak = config.train.logging.peak_tflops.map(|peak| peak * 1e12 * gang.size() as f64);
@@ -267,6 +281,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         stall,
         data: documents,
         prompt_style,
+        weights_mismatch,
         warnings,
     })
 }

@@ -209,7 +209,7 @@ enum Command {
     #[command(mut_arg("ranks", |ranks| ranks.help("Number of thread ranks [default: 1]; under mpirun, its processes are the ranks")))]
     Train(train::TrainArgs),
 
-    /// Show training data as a run would use it.
+    /// List datasets, and show training data as a run would use it.
     #[command(subcommand)]
     Data(data::DataCommand),
 

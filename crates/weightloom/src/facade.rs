@@ -9,7 +9,9 @@ use std::path::Path;
 use weightloom_checkpoint::Source;
 use weightloom_errors::Hint;
 use weightloom_gang::{GangOptions, solo};
-use weightloom_hub::{Hub, HubError, ModelLoadOptions, StopCriteria, TextGenerator};
+use weightloom_hub::{
+    CheckpointMismatch, Hub, HubError, LoadedModel, ModelLoadOptions, StopCriteria, TextGenerator,
+};
 use weightloom_nn::GenerateRequest;
 use weightloom_sway::backend::build::{BackendBuilder, BuildError};
 use weightloom_sway::suite::SuiteErrors;
@@ -25,8 +27,10 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-fn hub() -> Hub {
-    Registry::standard().hub(&variable, &Folders::default())
+fn hub() -> Result<Hub, HubError> {
+    let hub = Registry::standard().hub(&variable, &Folders::default());
+    hub.cards.check_environments()?;
+    Ok(hub)
 }
 
 /// Loads a model by the name of its card, a path, `org/name` on Hugging Face, or a
@@ -42,22 +46,55 @@ fn hub() -> Hub {
 /// # }
 /// ```
 pub fn load(name: &str, adapter: Option<&Path>) -> Result<TextGenerator, HubError> {
-    let hub = hub();
+    Ok(load_with(name, adapter, &ModelLoadOptions::default())?.generator)
+}
+
+/// A model loaded with options.
+pub struct LoadedGenerator {
+    /// The model with its tokenizer.
+    pub generator: TextGenerator,
+    /// Tensors that do not match, which were initialized or ignored as
+    /// [`ModelLoadOptions::strictness`] allows; empty if all match.
+    pub mismatch: CheckpointMismatch,
+}
+
+/// Loads a model like [`load`], with options such as its dtype, or tensors that may
+/// be missing.
+///
+/// ```no_run
+/// use weightloom::hub::{ModelLoadOptions, Strictness};
+///
+/// # fn main() -> Result<(), weightloom::hub::HubError> {
+/// let options = ModelLoadOptions { strictness: Strictness::NonStrict, ..ModelLoadOptions::default() };
+/// let loaded = weightloom::load_with("./my-model", None, &options)?;
+/// for line in loaded.mismatch.outcomes() {
+///     println!("{line}");
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub fn load_with(
+    name: &str,
+    adapter: Option<&Path>,
+    options: &ModelLoadOptions,
+) -> Result<LoadedGenerator, HubError> {
+    let hub = hub()?;
     let adapter = adapter.map(|folder| folder.display().to_string());
     let located = hub.locate_with(name, adapter.as_deref(), &())?;
     let model = hub.open(&located.model, &())?;
-    let loaded = model.load(&ModelLoadOptions::default(), &())?.model;
+    let LoadedModel { model: loaded, mismatch, .. } = model.load(options, &())?;
     let adapter = match located.adapter {
         Some(folder) => Some((model.adapter(&*loaded, &Source::open(folder)?, &())?, 1.0)),
         None => None,
     };
-    Ok(TextGenerator {
+    let generator = TextGenerator {
         model: loaded,
         adapter,
         tokenizer: model.tokenizer()?,
         templates: model.chat_templates()?,
         defaults: model.generation_defaults()?,
-    })
+    };
+    Ok(LoadedGenerator { generator, mismatch })
 }
 
 /// Generates up to `max_new_tokens` tokens after a prompt, taking the most
@@ -101,7 +138,7 @@ pub fn generate(model: &TextGenerator, prompt: &str, max_new_tokens: usize) -> R
 pub fn train(config: &Path, overrides: &[&str]) -> Result<Outcome, TrainError> {
     let overrides: Vec<String> = overrides.iter().map(|&text| text.to_owned()).collect();
     let config = read_file(config, &overrides, &variable)?;
-    let hub = hub();
+    let hub = hub()?;
     weightloom_train::train(TrainRequest::new(&config, &hub, solo(GangOptions::default())))
 }
 
@@ -148,7 +185,7 @@ impl Hint for JudgeSuiteError {
 /// # }
 /// ```
 pub fn judge(suite: &Path) -> Result<Report, JudgeSuiteError> {
-    let hub = hub();
+    let hub = hub()?;
     let located = LocatedModels::of(&Suite::read_file(suite, &variable)?, &hub)?;
     let prepared = PreparedSuite::new(Suite::read_file_with(suite, &located.overrides, &variable)?, None)?;
     let mut backend = BackendBuilder::new(&hub, &(), &variable).build_suite(&prepared.suite, &())?;

@@ -59,7 +59,7 @@ pub mod launch;
 mod registry;
 
 pub use app::{App, app};
-pub use facade::{JudgeSuiteError, generate, judge, load, train};
+pub use facade::{JudgeSuiteError, LoadedGenerator, generate, judge, load, load_with, train};
 pub use registry::{Folders, MODEL_PATH, Registry, RegistryError, RegistryErrors};
 
 /// Compiles and runs the examples of the README.

@@ -70,6 +70,9 @@ impl Card {
         model_family
         /// The arch, a preset of the family.
         model_arch
+        /// The model that an adapter belongs to: a card, a path relative to the
+        /// card, or an address. The checkpoint is the adapter then.
+        base_model
         /// A path inside the checkpoint's folder or repository.
         checkpoint_path
         /// A page about the model, where to request access if it is gated.

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use weightloom_errors::{Hint, did_you_mean, name_list, nearest};
+use weightloom_errors::{FileError, Hint, did_you_mean, name_list, nearest};
 
 use super::address::AddressError;
+use super::dataset::DATASET_KEYS;
 use super::fields;
 use super::value::{CardLocation, Field, Kind, Origin, Value};
 
@@ -15,6 +16,22 @@ use super::value::{CardLocation, Field, Kind, Origin, Value};
 pub enum CardError {
     #[error("unknown card `{name}`")]
     Unknown { name: String, near: Vec<String> },
+    #[error("unknown environment `{environment}`: no card is for it")]
+    UnknownEnvironment { environment: String, near: Option<String>, known: Vec<String> },
+    #[error("unknown dataset `{name}`")]
+    UnknownDataset { name: String, near: Vec<String> },
+    #[error("card `{card}` does not describe a dataset")]
+    NotDataset { card: String },
+    #[error("unknown key `{key}` in `dataset_config` of card `{}` ({})", origin.card(), origin.location())]
+    DatasetKey { key: String, near: Option<String>, origin: Origin },
+    #[error("unknown dataset family `{family}` of card `{}` ({})", origin.card(), origin.location())]
+    DatasetFamily { family: String, origin: Origin },
+    #[error("cannot train on `{path}` of card `{}`: it is not a local path ({})", origin.card(), origin.location())]
+    RemoteDataset { path: String, origin: Origin },
+    #[error(transparent)]
+    DatasetFile(FileError),
+    #[error("`{file}` has SHA-256 {found}, but card `{card}` says {expected}")]
+    DatasetChanged { card: String, file: String, found: String, expected: String },
     #[error("invalid card name `{name}`")]
     BadName { name: String },
     #[error("invalid card `{card}`: {problem}")]
@@ -130,6 +147,28 @@ impl Hint for CardError {
         match self {
             Self::Unknown { near, .. } | Self::MissingBase { near, .. } => {
                 (!near.is_empty()).then(|| format!("did you mean {}?", name_list(near, 3)))
+            }
+            Self::UnknownEnvironment { near, known, .. } => {
+                let others = format!(
+                    "use one of {}; or name a card after it, such as `my_model@cluster`",
+                    known.join(", ")
+                );
+                did_you_mean(near.as_deref()).or(Some(others))
+            }
+            Self::UnknownDataset { near, .. } if near.is_empty() => {
+                Some("run `weightloom data list`, or list files in `data.paths`".to_owned())
+            }
+            Self::UnknownDataset { near, .. } => Some(format!("did you mean {}?", name_list(near, 3))),
+            Self::NotDataset { .. } => Some(
+                "name a card with `dataset_config: {paths: […]}`, or list files in `data.paths`".to_owned(),
+            ),
+            Self::DatasetKey { near, .. } => did_you_mean(near.as_deref())
+                .or_else(|| Some(format!("use {}", name_list(&DATASET_KEYS, DATASET_KEYS.len())))),
+            Self::DatasetFamily { .. } => Some("write `dataset_family: files`, or remove it".to_owned()),
+            Self::RemoteDataset { .. } => Some("download the files, and name their folder".to_owned()),
+            Self::DatasetFile(error) => error.hint(),
+            Self::DatasetChanged { .. } => {
+                Some("restore the file, or write its new SHA-256 into the card".to_owned())
             }
             Self::BadName { .. } => Some(NAMES.to_owned()),
             Self::Invalid { problem, .. } => problem.hint(),

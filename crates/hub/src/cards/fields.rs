@@ -8,8 +8,9 @@ use super::merge::{self, Patch};
 use super::value::{Field, Kind, Value};
 
 /// All fields with their types. Maps are configs, which are merged.
-const FIELDS: [(&str, Kind); 21] = [
+const FIELDS: [(&str, Kind); 22] = [
     ("base", Kind::Text),
+    ("base_model", Kind::Text),
     ("checkpoint", Kind::Text),
     ("checkpoint_path", Kind::InnerPath),
     ("dataset_config", Kind::Map),
@@ -38,8 +39,10 @@ const FIELDS: [(&str, Kind); 21] = [
 const OVERRIDES: &str = "_overrides";
 
 /// Fields that describe the bytes at an address.
-const ATTACHED: [(&str, &[&str]); 2] =
-    [("checkpoint", &["checkpoint_path", "revision", "sha256", "size"]), ("tokenizer", &["tokenizer_path"])];
+const ATTACHED: [(&str, &[&str]); 2] = [
+    ("checkpoint", &["base_model", "checkpoint_path", "revision", "sha256", "size"]),
+    ("tokenizer", &["tokenizer_path"]),
+];
 
 /// Names of all fields.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {

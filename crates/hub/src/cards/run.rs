@@ -19,11 +19,13 @@ use super::source::{CardSource, SourceKind};
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Cards of a training run: `checkpoint_step_N` for each checkpoint,
-/// `last_checkpoint`, and `best_checkpoint` if there are scores.
+/// `last_checkpoint`, `best_checkpoint` if there are scores, and the name of the
+/// run for the last checkpoint, if it has one.
 #[derive(Clone, Debug)]
 pub struct RunCards {
     root: PathBuf,
     prefix: String,
+    name: Option<String>,
     better: ScoreOrder,
     fields: Vec<(String, Value)>,
 }
@@ -61,7 +63,7 @@ impl RunCards {
     /// A run with checkpoints `step_N` in a folder.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         let (prefix, better) = (String::new(), ScoreOrder::LowerIsBetter);
-        Self { root: root.into(), prefix, better, fields: Vec::new() }
+        Self { root: root.into(), prefix, name: None, better, fields: Vec::new() }
     }
 
     /// Adds a field to all cards, such as `model_family` or `model_config`.
@@ -76,7 +78,13 @@ impl RunCards {
         self
     }
 
-    /// Prefixes all names, so that several runs can share a folder.
+    /// Names the run: the card of that name is the last checkpoint.
+    pub fn with_name(mut self, name: CardName) -> Self {
+        self.name = Some(name.plain().to_owned());
+        self
+    }
+
+    /// Prefixes all names but that of the run, so that several runs can share a folder.
     pub fn with_prefix(mut self, prefix: &str) -> Self {
         prefix.clone_into(&mut self.prefix);
         self
@@ -137,6 +145,10 @@ impl RunCards {
                 let draft = CardDraft::new(&format!("{}{name}", self.prefix));
                 drafts.push(draft.with("base", self.name_of(chosen)));
             }
+        }
+        if let (Some(name), Some(last)) = (&self.name, saved.last()) {
+            // Whole, because cards of several runs in one folder share the other names.
+            drafts.push(self.step(last, folder)?.with("name", name.as_str()));
         }
         Ok(drafts)
     }

@@ -8,7 +8,7 @@ use super::store::CardStore;
 /// Cards for all users of the machine.
 const SYSTEM: &str = "/etc/weightloom/assets";
 /// The environment that is always tried.
-const USER: &str = "user";
+pub(super) const USER: &str = "user";
 
 /// Folders and environments of cards.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,9 +20,15 @@ pub struct StoreSettings {
 }
 
 impl StoreSettings {
+    /// The variable with environments, separated by commas.
+    pub const ENVIRONMENTS: &str = "WEIGHTLOOM_ENV";
+
     /// Folders from environment variables and the command line, in this order: `/etc/weightloom/assets`,
     /// `WEIGHTLOOM_ASSET_DIR`, `$XDG_CONFIG_HOME/weightloom/assets` (or
     /// `~/.config/weightloom/assets`), `WEIGHTLOOM_USER_ASSET_DIR`, `extra`.
+    ///
+    /// Environments are those of `WEIGHTLOOM_ENV`, separated by commas and in the
+    /// order of lookup, and then `user`.
     ///
     /// Empty variables count as unset.
     pub fn from_variables(variable: &dyn Fn(&str) -> Option<String>, extra: &[PathBuf]) -> Self {
@@ -44,7 +50,15 @@ impl StoreSettings {
             }
         }
         unique.reverse();
-        Self { folders: unique, environments: vec![USER.to_owned()] }
+        let selected = variable(Self::ENVIRONMENTS).unwrap_or_default();
+        let selected = selected.split(',').map(str::trim).filter(|name| !name.is_empty());
+        let mut environments: Vec<String> = Vec::new();
+        for name in selected.chain([USER]) {
+            if environments.iter().all(|other| other != name) {
+                environments.push(name.to_owned());
+            }
+        }
+        Self { folders: unique, environments }
     }
 
     /// The cards in the folders.
@@ -100,6 +114,17 @@ mod tests {
             folders(&relative, &[]),
             ["system: /etc/weightloom/assets", "user: /home/me/.config/weightloom/assets"]
         );
+    }
+
+    #[test]
+    fn selected_environments_come_before_the_users() {
+        let environments = |value: &str| {
+            let variable = |name: &str| (name == StoreSettings::ENVIRONMENTS).then(|| value.to_owned());
+            StoreSettings::from_variables(&variable, &[]).environments
+        };
+        assert_eq!(environments(""), ["user"]);
+        assert_eq!(environments("cluster, laptop,,cluster"), ["cluster", "laptop", "user"]);
+        assert_eq!(environments("user,cluster"), ["user", "cluster"]);
     }
 
     #[test]

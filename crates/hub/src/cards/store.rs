@@ -11,6 +11,7 @@ use super::document::{Document, Parsed};
 use super::error::{CardError, SourceProblem};
 use super::fields::{Resolved, Same};
 use super::name::{CardName, Wanted};
+use super::settings::USER;
 use super::source::CardSource;
 use super::value::{CardLocation, Field, Origin};
 
@@ -93,6 +94,23 @@ impl CardStore {
     /// The environments, in the order of lookup.
     pub fn environments(&self) -> &[String] {
         &self.environments
+    }
+
+    /// Checks that each environment has at least one card, so that a typing error
+    /// does not select other cards. `user` needs none.
+    pub fn check_environments(&self) -> Result<(), CardError> {
+        let mut known: Vec<&str> = self.names().filter_map(|name| Some(name.split_once('@')?.1)).collect();
+        known.push(USER);
+        known.sort_unstable();
+        known.dedup();
+        match self.environments.iter().find(|environment| !known.contains(&environment.as_str())) {
+            None => Ok(()),
+            Some(environment) => Err(CardError::UnknownEnvironment {
+                environment: environment.clone(),
+                near: nearest(environment, known.iter().copied()).map(str::to_owned),
+                known: known.into_iter().map(str::to_owned).collect(),
+            }),
+        }
     }
 
     /// Looks up a card.

@@ -111,6 +111,11 @@ impl Origin {
         &self.card
     }
 
+    /// The environment of the card, if it is the card of one.
+    pub fn environment(&self) -> Option<&str> {
+        self.card.split_once('@').map(|(_, environment)| environment)
+    }
+
     /// The location.
     pub fn location(&self) -> &CardLocation {
         &self.location
@@ -158,7 +163,7 @@ impl CardLocation {
     }
 
     /// The folder for relative paths, if there is one.
-    pub(super) fn folder(&self) -> Option<PathBuf> {
+    pub(crate) fn folder(&self) -> Option<PathBuf> {
         (self.source != SourceKind::BuiltIn && self.file.is_absolute())
             .then(|| self.file.parent().map(Path::to_owned))
             .flatten()

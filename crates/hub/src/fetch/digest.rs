@@ -57,8 +57,13 @@ impl Digest {
 
     /// Computes the SHA-256 of a file.
     pub(super) fn sha256_of_file(path: &Path) -> Result<Self, FetchError> {
-        Ok(Self::Sha256(finish(Context::new(&SHA256), path)?))
+        Ok(Self::Sha256(sha256_of_file(path)?))
     }
+}
+
+/// Computes the SHA-256 of a file, in hex digits.
+pub(crate) fn sha256_of_file(path: &Path) -> Result<String, FileError> {
+    finish(Context::new(&SHA256), path)
 }
 
 /// Computes the SHA-256 of a text, in hex digits.
@@ -66,7 +71,7 @@ pub(super) fn sha256_of_text(text: &str) -> String {
     hex(ring::digest::digest(&SHA256, text.as_bytes()).as_ref())
 }
 
-fn finish(mut context: Context, path: &Path) -> Result<String, FetchError> {
+fn finish(mut context: Context, path: &Path) -> Result<String, FileError> {
     let failed = FileError::while_trying_to("read", path);
     let mut file = File::open(path).map_err(&failed)?;
     let mut buffer = vec![0; 1 << 20];

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use weightloom_errors::Hint;
-use weightloom_hub::cards::{CardSource, CardStore};
+use weightloom_hub::cards::{CardSource, CardStore, SourceKind};
 use weightloom_hub::fetch::{FetchSettings, NetworkAccess};
 use weightloom_hub::{
     Families, Hub, HubError, LocateError, LocateStep, LocatedModel, ModelLocation, adapter_folder,
@@ -178,4 +178,47 @@ fn a_bare_name_is_found_in_the_cache() {
     let located = hub.locate("org/lora", &()).unwrap();
     assert_eq!((located.model.as_str(), located.adapter), ("org/tiny", Some(snapshot.clone())));
     assert_eq!(hub.locate_adapter("org/lora", &()).unwrap().location, ModelLocation::Path(snapshot));
+}
+
+#[test]
+fn the_card_of_an_adapter_means_its_base_with_the_adapter() {
+    let place = tempfile::tempdir().unwrap();
+    let here = place.path();
+    write(here, "model/config.json", "{}");
+    // The card is right where the config of the adapter is not.
+    adapter(here, "cards/lora", "nowhere");
+    write(
+        here,
+        "cards/cards.yaml",
+        "name: small\n---\nname: of_card\ncheckpoint: lora\nbase_model: small\n---\n\
+         name: of_path\ncheckpoint: ./lora\nbase_model: ../model\n---\n\
+         name: unnamed\ncheckpoint: lora\n---\n\
+         name: stacked\ncheckpoint: lora\nbase_model: of_card\n---\n\
+         name: itself\ncheckpoint: lora\nbase_model: itself\n---\n\
+         name: whole\ncheckpoint: ../model\nbase_model: small\n---\n\
+         name: merged\nbase: of_card\ncheckpoint: ../model\n",
+    );
+    let mut hub = hub(here);
+    hub.cards = CardStore::new([CardSource::folder(SourceKind::User, here.join("cards"))]);
+    let folder = here.join("cards/lora");
+    let model = here.join("cards/../model");
+    for (name, base) in [("of_card", "small"), ("of_path", text(&model))] {
+        let located = hub.locate(name, &()).unwrap();
+        assert_eq!((located.model.as_str(), located.adapter.as_ref()), (base, Some(&folder)), "{name}");
+        let step = LocateStep::Base { adapter: folder.clone(), base: base.to_owned() };
+        assert_eq!(located.steps, [step], "{name}");
+        // As an adapter for another model, too.
+        assert_eq!(hub.locate_with("small", Some(name), &()).unwrap().adapter.as_ref(), Some(&folder));
+    }
+    let error = |name: &str| match hub.locate(name, &()).unwrap_err() {
+        HubError::Locate(error) => error,
+        other => panic!("{other}"),
+    };
+    assert!(matches!(error("unnamed"), LocateError::Base { base, .. } if base == "nowhere"));
+    assert!(matches!(error("stacked"), LocateError::Stacked { base, .. } if base == "of_card"));
+    assert!(matches!(error("itself"), LocateError::Stacked { .. }));
+    assert!(matches!(error("whole"), LocateError::NotAdapter { .. }));
+    // Another checkpoint is not an adapter of the same base.
+    assert_eq!(hub.locate("merged", &()).unwrap().adapter, None);
+    assert!(hub.open("of_card", &()).unwrap_err().to_string().contains("it is an adapter"));
 }

@@ -2,6 +2,8 @@
 //!
 //! * `cards`: inheritance, sources and mistakes of cards.
 //! * `chat_templates`: the same texts as transformers, within limits.
+//! * `datasets`: cards of datasets.
+//! * `environments`: environments of cards.
 //! * `fetch`: downloads from a server on loopback that misbehaves.
 //! * `hostile_templates`: chat templates that want to take time, memory or stack.
 //! * `hostile_tokenizers`: tokenizer files that want to panic or grow.
@@ -15,6 +17,8 @@
 
 mod cards;
 mod chat_templates;
+mod datasets;
+mod environments;
 #[cfg(unix)]
 mod fetch;
 mod hostile_templates;

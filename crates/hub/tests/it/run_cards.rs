@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::json;
 use weightloom_checkpoint::{CheckpointFolder, MANIFEST_FILE, ScoreOrder};
-use weightloom_hub::cards::{CardSource, CardStore, ModelAddress, RunCards, RunError, SourceKind};
+use weightloom_hub::cards::{CardName, CardSource, CardStore, ModelAddress, RunCards, RunError, SourceKind};
 
 fn run(root: &Path, steps: &[u64]) -> CheckpointFolder {
     let folder = CheckpointFolder::new(root);
@@ -108,4 +108,22 @@ fn a_run_without_checkpoints_has_no_cards() {
     assert_eq!(cards.drafts().unwrap(), []);
     let bad = cards.with_prefix("a/");
     assert_eq!(bad.drafts().unwrap_err(), RunError::Prefix { prefix: "a/".to_owned() });
+}
+
+#[test]
+fn runs_in_one_folder_have_their_own_names() {
+    let place = tempfile::tempdir().unwrap();
+    for (name, steps) in [("one", &[1, 2][..]), ("two", &[2, 3])] {
+        let root = place.path().join(name).join("checkpoints");
+        run(&root, steps);
+        let cards = RunCards::new(&root).with("model_family", "llama").with("base_model", "small");
+        cards.with_name(CardName::parse(name).unwrap()).write_cards(&root).unwrap();
+    }
+    let store = CardStore::new([CardSource::folder(SourceKind::User, place.path())]);
+    assert_eq!(path(&store, "one"), place.path().join("one/checkpoints/step_2"));
+    assert_eq!(path(&store, "two"), place.path().join("two/checkpoints/step_3"));
+    let card = store.card("two").unwrap();
+    assert_eq!((card.base_model(), card.whole_number("x-step")), (Some("small"), Ok(Some(3))));
+    // The others are shared.
+    assert!(store.card("last_checkpoint").is_err());
 }

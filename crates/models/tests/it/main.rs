@@ -8,6 +8,7 @@
 //! - `hostile_configs`: numbers that no machine could hold.
 //! - `loading`: what loading reads, allocates and refuses.
 //! - `prefix_tree`: batched sequences have the same bits as alone.
+//! - `strictness`: checkpoints that do not match their model.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
@@ -21,3 +22,4 @@ mod hostile_configs;
 mod loading;
 mod prefix_tree;
 mod probe;
+mod strictness;

@@ -41,9 +41,10 @@ impl fmt::Display for ConfigChange {
     }
 }
 
-/// Sections and keys that do not change what a step computes. The content of
-/// `data.paths` is compared file by file.
-const HARMLESS: [&str; 11] = [
+/// Sections and keys that do not change what a step computes. The files of
+/// `data.paths` and `data.dataset` are compared one by one, and initial weights
+/// are not loaded again.
+const HARMLESS: [&str; 13] = [
     "train.checkpoint",
     "train.callbacks",
     "train.logging",
@@ -52,7 +53,9 @@ const HARMLESS: [&str; 11] = [
     "train.micro_batch_size",
     "train.gradient_checkpointing",
     "model.tp_plan",
+    "model.strictness",
     "data.paths",
+    "data.dataset",
     "data.eval_paths",
     "data.max_dropped",
 ];
@@ -168,6 +171,7 @@ train: {max_steps: 10, optimizer: {lr: 0.001}}";
             ("data.packing=false", ChangeEffect::Meaning),
             ("data.train_on=all", ChangeEffect::Meaning),
             ("data.eval_paths=[b.jsonl]", ChangeEffect::Harmless),
+            ("model.strictness=non_strict", ChangeEffect::Harmless),
             ("model.name=gpt2", ChangeEffect::Meaning),
             ("model.config_overrides.vocab_size=68", ChangeEffect::Meaning),
         ] {

@@ -155,9 +155,18 @@ impl Rules {
         self.number("data.max_dropped", data.max_dropped, "a share from 0 to 1", |share| {
             (0.0..=1.0).contains(&share)
         });
-        if data.r#type == DataType::Files && data.paths.is_empty() {
-            let advice = "list files or folders, or set `data.type` to `dummy`";
-            self.report(&["data.paths", "data.type"], Rule::Empty { advice });
+        match &data.dataset {
+            None if data.r#type == DataType::Files && data.paths.is_empty() => {
+                let advice = "list files or folders, or set `data.type` to `dummy`";
+                self.report(&["data.paths", "data.type"], Rule::Empty { advice });
+            }
+            Some(name) => {
+                self.not_empty("data.dataset", name, "set it to null, or remove it");
+                if !data.paths.is_empty() {
+                    self.report(&["data.dataset", "data.paths"], Rule::Excludes { other: "data.paths" });
+                }
+            }
+            None => {}
         }
         self.none_empty("data.paths", &data.paths, "name a file or a folder");
         self.none_empty("data.eval_paths", &data.eval_paths, "name a file or a folder");

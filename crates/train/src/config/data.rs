@@ -16,6 +16,10 @@ pub struct DataConfig {
     /// named `.json` file is an array of the same objects as in JSONL.
     #[serde(default)]
     pub paths: Vec<String>,
+    /// Card of a dataset, instead of `paths`. `eval_paths`, `format`,
+    /// `separator` and `chat_template` are the card's unless they are set here.
+    #[serde(default)]
+    pub dataset: Option<String>,
     /// Evaluation files, folders and glob patterns.
     #[serde(default)]
     pub eval_paths: Vec<String>,
@@ -106,6 +110,13 @@ pub enum DataFormat {
 }
 
 impl DataFormat {
+    /// The format with a name in the config.
+    pub(crate) fn named(name: &str) -> Self {
+        let built_in = [Self::Auto, Self::Text, Self::PromptCompletion, Self::Chat];
+        let found = built_in.into_iter().find(|format| format.name() == name);
+        found.unwrap_or_else(|| Self::Registered(name.to_owned()))
+    }
+
     /// The name in the config.
     pub fn name(&self) -> &str {
         match self {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
+use weightloom_hub::Strictness;
 
 /// The model to train.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -21,6 +22,10 @@ pub struct ModelConfig {
     /// or a URL. Without it, weights are initialized randomly.
     #[serde(default)]
     pub weights_path: Option<String>,
+    /// What to do if the tensors of the weights do not match the model. All that
+    /// is initialized or ignored is listed at the start and the end of the run.
+    #[serde(default)]
+    pub strictness: LoadStrictness,
     /// Tokenizer: a folder, or anything that `weights_path` accepts. Defaults
     /// to the tokenizer of the weights.
     #[serde(default)]
@@ -39,6 +44,30 @@ pub struct ModelConfig {
     /// Train a LoRA adapter instead of all weights.
     #[serde(default)]
     pub lora: Option<LoraConfig>,
+}
+
+/// How strictly the tensors of the weights must match those of the model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LoadStrictness {
+    /// Any difference is an error.
+    #[default]
+    Strict,
+    /// Initialize missing tensors, and ignore unexpected ones. A tensor with
+    /// another shape is an error.
+    NonStrict,
+    /// Like `non_strict`, and initialize tensors with another shape.
+    IgnoreMismatchedSizes,
+}
+
+impl From<LoadStrictness> for Strictness {
+    fn from(strictness: LoadStrictness) -> Self {
+        match strictness {
+            LoadStrictness::Strict => Self::Strict,
+            LoadStrictness::NonStrict => Self::NonStrict,
+            LoadStrictness::IgnoreMismatchedSizes => Self::IgnoreMismatchedSizes,
+        }
+    }
 }
 
 /// A LoRA adapter.

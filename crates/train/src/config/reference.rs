@@ -58,6 +58,7 @@ fn sample() -> Config {
         name: String::new(),
         arch: None,
         weights_path: None,
+        strictness: Default::default(),
         tokenizer_path: None,
         freeze_modules: Vec::new(),
         tp_plan: Default::default(),

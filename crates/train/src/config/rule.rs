@@ -37,6 +37,8 @@ pub enum Rule {
     Count { found: usize, expected: usize, because: String },
     #[error(transparent)]
     Unknown(#[from] UnknownName),
+    #[error("excludes `{other}`")]
+    Excludes { other: &'static str },
     /// An option that an extension rejects.
     #[error("{problem}")]
     Option { problem: String },
@@ -70,6 +72,7 @@ impl Hint for Rule {
             Self::NotYet { supported, .. } => format!("set it to {supported}, or remove it"),
             Self::Needs { other, wanted, .. } => format!("set `{other}` to {wanted}, or remove this key"),
             Self::Exceeds { of, limit, .. } => format!("set it to {limit} or less, or raise `{of}`"),
+            Self::Excludes { other } => format!("remove one of them: this key or `{other}`"),
             Self::Option { .. } => return None,
             Self::Unknown(error) => return error.hint(),
             Self::Count { expected, .. } => format!("list {expected} values, or remove it"),

@@ -12,8 +12,8 @@ use weightloom_gang::{Gang, Gangs};
 use weightloom_hub::fetch::FetchObserver;
 use weightloom_hub::text::{ChatTemplates, Tokenizer};
 use weightloom_hub::{
-    Hub, Model, ModelLoadOptions, ModelLocation, TrainingData, config_file, config_file_from, load_model,
-    new_model, text_files, text_files_of_folder,
+    CheckpointMismatch, Hub, LoadedModel, Model, ModelLoadOptions, ModelLocation, TrainingData, config_file,
+    config_file_from, load_model, new_model, text_files, text_files_of_folder,
 };
 use weightloom_layout::DType;
 use weightloom_nn::{self as nn, ActivationCheckpointing, Adapter, ModelDefinition};
@@ -21,6 +21,7 @@ use weightloom_nn::{self as nn, ActivationCheckpointing, Adapter, ModelDefinitio
 use super::adapter;
 use super::model_plan::ModelPlan;
 use super::resume_point::name_damage;
+use super::run_card::RunCard;
 use super::weights::open_weights;
 use crate::callback::Notice;
 use crate::config::{Config, DataType, GradientCheckpointing, LoraConfig};
@@ -42,8 +43,10 @@ pub(super) struct Built {
     pub(super) tokenizer: Option<Arc<Tokenizer>>,
     /// Files saved with the weights of each checkpoint.
     pub(super) assets: BTreeMap<String, Vec<u8>>,
-    /// The family for cards; `None` for an adapter.
-    pub(super) family: Option<String>,
+    /// What the cards of the run say.
+    pub(super) card: Option<RunCard>,
+    /// Tensors of the initial weights that do not match, if there are any.
+    pub(super) weights_mismatch: Option<CheckpointMismatch>,
     pub(super) notices: Vec<Notice>,
 }
 
@@ -101,6 +104,8 @@ pub(super) fn build(
         dtype: Some(usage.dtype.filter(|_| lora.is_some()).unwrap_or(DType::F32)),
         usage,
         dist: Some(Arc::clone(&dist)),
+        // What the weights lack is as in a new model.
+        seed: config.train.seed,
         ..ModelLoadOptions::default()
     };
     // Only trained weights are in the checkpoint.
@@ -119,6 +124,7 @@ pub(super) fn build(
     };
     let planner = load_planner(config, extensions)?;
     let mut stages = Vec::new();
+    let mut weights_mismatch = None;
     for number in schedule.stages_of(gangs.pp.rank()) {
         let options = ModelLoadOptions { stage: all.get(number).cloned(), ..options.clone() };
         let made = match (&checkpoint, &weights) {
@@ -129,7 +135,15 @@ pub(super) fn build(
                     .model
             }
             (None, Some(model)) => {
-                load_model(model.source(), &*definition, &model.keys()?, &parallel, &options, reading)?.model
+                let strictness = config.model.strictness.into();
+                let options = ModelLoadOptions { strictness, ..options };
+                let LoadedModel { model, mismatch, .. } =
+                    load_model(model.source(), &*definition, &model.keys()?, &parallel, &options, reading)?;
+                if lora.is_some() && mismatch.initialized().next().is_some() {
+                    return Err(initialized_base(config, &mismatch));
+                }
+                weights_mismatch = Some(mismatch).filter(|mismatch| !mismatch.is_empty());
+                model
             }
             (None, None) => new_model(&*definition, &parallel, config.train.seed, &options)?,
         };
@@ -194,8 +208,17 @@ pub(super) fn build(
     if dims.stages() > 1 && !config.train.eval.samples.prompts.is_empty() {
         notices.push(Notice::NoSamples);
     }
-    let family = family.filter(|_| lora.is_none()).map(|family| family.name().to_owned());
-    Ok(Built { engine, loader, dims, spec, tokenizer: text.tokenizer, assets, family, notices })
+    let card = RunCard::new(config, hub, &*spec, weights.as_ref())?;
+    let tokenizer = text.tokenizer;
+    Ok(Built { engine, loader, dims, spec, tokenizer, assets, card, weights_mismatch, notices })
+}
+
+/// The error for an adapter of weights that are not saved anywhere.
+fn initialized_base(config: &Config, mismatch: &CheckpointMismatch) -> TrainError {
+    TrainError::InitializedBase {
+        weights: config.model.weights_path.clone().unwrap_or_default(),
+        parameters: mismatch.initialized().map(str::to_owned).collect(),
+    }
 }
 
 /// Whether a checkpoint has the names of the model's parameters.

@@ -9,11 +9,11 @@ use weightloom_checkpoint::plan::{PlannerError, PlannerProblem};
 use weightloom_checkpoint::{CheckpointError, CheckpointFolder, Retention, Saver, ScoreOrder};
 use weightloom_errors::{FileError, Panicked, caught};
 use weightloom_gang::{Gang, GangExt};
-use weightloom_hub::cards::RunCards;
 
 use super::free_space::SpaceNeeded;
 use super::lock::is_running;
 use super::resume_point::{ResumePoint, one_line};
+use super::run_card::RunCard;
 use crate::checkpointing::{Progress, SaveMode};
 use crate::config::{CheckpointConfig, Config, Resume};
 use crate::engine::Engine;
@@ -38,8 +38,8 @@ pub(super) struct CheckpointManager {
     damaged: BTreeMap<u64, String>,
     scores: BTreeMap<u64, f64>,
     assets: BTreeMap<String, Vec<u8>>,
-    /// The model family of the run's cards; `None` for a run without cards.
-    card_family: Option<String>,
+    /// What the run's cards say; `None` for a run without cards.
+    card: Option<RunCard>,
 }
 
 /// A saver with the planner that the config names.
@@ -77,7 +77,7 @@ impl CheckpointManager {
             damaged: BTreeMap::new(),
             scores: BTreeMap::new(),
             assets: BTreeMap::new(),
-            card_family: None,
+            card: None,
             config,
         })
     }
@@ -156,9 +156,9 @@ impl CheckpointManager {
         SpaceNeeded { checkpoint, steps, present }.check(&self.root, &self.config)
     }
 
-    /// Sets the files to save with the weights, and the family for cards.
-    pub(super) fn set_assets(&mut self, family: Option<String>, assets: BTreeMap<String, Vec<u8>>) {
-        (self.card_family, self.assets) = (family, assets);
+    /// Sets the files to save with the weights, and what the cards say.
+    pub(super) fn set_assets(&mut self, card: Option<RunCard>, assets: BTreeMap<String, Vec<u8>>) {
+        (self.card, self.assets) = (card, assets);
     }
 
     /// Sets the evaluation loss of a step.
@@ -223,9 +223,8 @@ impl CheckpointManager {
             let best = some(self.config.keep_best).map(|best| (best, ScoreOrder::LowerIsBetter));
             self.folder.retain(&Retention { last: Some(last), best, every: None })?;
         }
-        if let Some(family) = &self.card_family {
-            let cards = RunCards::new(&self.root).with("model_family", family.clone());
-            cards.write_cards(&self.root)?;
+        if let Some(card) = &self.card {
+            card.cards(&self.root).write_cards(&self.root)?;
         }
         Ok(())
     }

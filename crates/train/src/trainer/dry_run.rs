@@ -6,6 +6,7 @@ use weightloom_hub::Hub;
 use weightloom_hub::cards::ModelAddress;
 
 use super::build::load_tokenizer;
+use super::dataset::ResolvedConfig;
 use super::model_plan::ModelPlan;
 use super::weights::open_weights;
 use crate::config::{Config, DataType};
@@ -24,6 +25,8 @@ pub fn dry_run(
     extensions: &Extensions,
     world: usize,
 ) -> Result<DryRun, TrainError> {
+    let resolved = ResolvedConfig::new(config, hub)?;
+    let config = &resolved.config;
     let spec = extensions.specs.find(hub, &config.model.name)?;
     let weights_config = match (&config.model.weights_path, &config.model.arch) {
         (Some(path), None) => Some(known_config(hub, &*spec, path)?),

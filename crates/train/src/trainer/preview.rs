@@ -7,6 +7,7 @@ use weightloom_hub::Hub;
 use weightloom_hub::fetch::FetchObserver;
 
 use super::build::load_tokenizer;
+use super::dataset::ResolvedConfig;
 use super::weights::open_weights;
 use crate::config::Config;
 use crate::data::{DataSettings, DataSummary, Epochs, Example, Loader};
@@ -16,6 +17,9 @@ use crate::extensions::Extensions;
 /// The data of a config.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DataPreview {
+    /// The card of the dataset, if the config names one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dataset: Option<String>,
     /// The first documents in the order of training.
     pub examples: Vec<Example>,
     /// The account of all documents, or of the first ones of large data.
@@ -31,6 +35,8 @@ pub fn preview_data(
     examples: usize,
     fetching: &dyn FetchObserver,
 ) -> Result<DataPreview, TrainError> {
+    let resolved = ResolvedConfig::new(config, hub)?;
+    let config = &resolved.config;
     let spec = extensions.specs.find(hub, &config.model.name)?;
     let weights = config.model.weights_path.as_deref();
     let weights = weights.map(|path| open_weights(hub, &*spec, path, fetching)).transpose()?;
@@ -46,5 +52,9 @@ pub fn preview_data(
         epochs: Epochs::Endless,
         formats: extensions.formats.clone(),
     })?;
-    Ok(DataPreview { examples: loader.examples(examples)?, summary: loader.summary(&mut |_| {})? })
+    Ok(DataPreview {
+        dataset: resolved.dataset(),
+        examples: loader.examples(examples)?,
+        summary: loader.summary(&mut |_| {})?,
+    })
 }

@@ -136,7 +136,7 @@ impl<'a> Run<'a> {
         }
         let summary = self.summary.clone();
         self.notify(|callback, _| callback.on_summary(&summary))?;
-        self.record_event(EventKind::Start(summary))?;
+        self.record_event(EventKind::Start(Box::new(summary)))?;
         for warning in warnings {
             self.record_event(EventKind::Warning { message: warning.to_string() })?;
             self.warn(vec![warning])?;

@@ -4,7 +4,7 @@
 use weightloom_errors::{Hint, SourceLocation};
 use weightloom_train::Config;
 use weightloom_train::config::{
-    ConfigErrors, Origin, PipelineSchedule, Problem, Remedy, Rule, dump, read, read_file,
+    ConfigErrors, LoadStrictness, Origin, PipelineSchedule, Problem, Remedy, Rule, dump, read, read_file,
 };
 
 const GOOD: &str = "\
@@ -538,4 +538,28 @@ fn a_dump_has_every_key() {
     assert!(text.contains("output_dir: runs/run\n") && text.contains("rank: 8\n"), "{text}");
     assert!(text.starts_with("model:\n  name: llama\n"), "{text}");
     assert_eq!(changed(&text, &[]).unwrap(), good(&["model.lora={}"]));
+}
+
+#[test]
+fn a_dataset_is_named_instead_of_paths() {
+    let text = "model: {name: llama}\ndata: {dataset: chats}\n";
+    let config = changed(text, &[]).unwrap();
+    assert_eq!((config.data.dataset.as_deref(), config.data.paths.len()), (Some("chats"), 0));
+    let both = fault(text, &["data.paths=[a.txt]"]);
+    assert_eq!(both.path, "data.dataset");
+    assert_eq!(both.problem, Problem::Rule(Rule::Excludes { other: "data.paths" }));
+    assert_eq!(both.problem.to_string(), "excludes `data.paths`");
+    let neither = fault("model: {name: llama}\ndata: {max_seq_len: 8}\n", &[]);
+    assert_eq!(neither.path, "data.paths");
+    let unnamed = fault("model: {name: llama}\ndata: {dataset: ''}\n", &[]);
+    assert_eq!(unnamed.path, "data.dataset");
+}
+
+#[test]
+fn strictness_is_one_of_three() {
+    assert_eq!(good(&[]).model.strictness, LoadStrictness::Strict);
+    let config = good(&["model.strictness=ignore_mismatched_sizes"]);
+    assert_eq!(config.model.strictness, LoadStrictness::IgnoreMismatchedSizes);
+    let fault = fault(GOOD, &["model.strictness=nonstrict"]);
+    assert!(fault.hint().unwrap().contains("non_strict"), "{:?}", fault.hint());
 }

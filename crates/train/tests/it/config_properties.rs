@@ -9,9 +9,9 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use weightloom_train::Config;
 use weightloom_train::config::{
-    Accelerator, CheckpointConfig, ConfigErrors, DataConfig, DataFormat, DataType, LoraConfig, ModelConfig,
-    OptimizerConfig, OptimizerKind, PipelineSchedule, Problem, Resume, SampleConfig, TrainConfig, TrainOn,
-    dump, read, schema,
+    Accelerator, CheckpointConfig, ConfigErrors, DataConfig, DataFormat, DataType, LoadStrictness,
+    LoraConfig, ModelConfig, OptimizerConfig, OptimizerKind, PipelineSchedule, Problem, Resume, SampleConfig,
+    TrainConfig, TrainOn, dump, read, schema,
 };
 
 fn none(_: &str) -> Option<String> {
@@ -253,6 +253,7 @@ fn model() -> impl Strategy<Value = ModelConfig> {
             name,
             arch: path.clone(),
             weights_path: path.clone(),
+            strictness: LoadStrictness::NonStrict,
             tokenizer_path: path,
             freeze_modules,
             tp_plan,
@@ -279,6 +280,7 @@ fn data() -> impl Strategy<Value = DataConfig> {
             r#type,
             eval_paths: paths.clone(),
             paths,
+            dataset: None,
             format,
             max_seq_len,
             packing,

@@ -1,4 +1,6 @@
-//! `weightloom data`: show training data as a run would use it.
+//! `weightloom data`: list datasets, and show training data as a run would use it.
+
+mod list;
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -27,6 +29,14 @@ pub(super) enum DataCommand {
   weightloom data show run.yaml -n 10 data.max_seq_len=2048
   weightloom data show run.yaml --json | jq .summary.dropped")]
     Show(ShowArgs),
+
+    /// List datasets with cards.
+    ///
+    /// A training config names one as data.dataset.
+    #[command(after_help = "Examples:
+  weightloom data list
+  weightloom data list --asset-dir my-cards --json | jq -r '.datasets[].name'")]
+    List(HubArgs),
 }
 
 #[derive(Args)]
@@ -48,7 +58,10 @@ pub(super) struct ShowArgs {
 }
 
 pub(super) fn run(command: &DataCommand, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
-    let DataCommand::Show(args) = command;
+    let args = match command {
+        DataCommand::Show(args) => args,
+        DataCommand::List(hub) => return list::run(hub, registry, output),
+    };
     let variable = |name: &str| std::env::var(name).ok();
     let reader = ConfigReader::new(registry.training(), &variable);
     let config = ConfigReader { overrides: &args.overrides, ..reader }
@@ -56,7 +69,7 @@ pub(super) fn run(command: &DataCommand, registry: &Registry, output: Output) ->
         .map_err(|error| Failure::user(&TrainError::from(error)))?;
     let downloads = Downloads::new(output);
     let preview =
-        preview_data(&config, &args.hub.hub(registry), registry.training(), args.examples, &downloads)?;
+        preview_data(&config, &args.hub.hub(registry)?, registry.training(), args.examples, &downloads)?;
     let colour = if std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none() {
         Colour::On
     } else {
@@ -73,8 +86,9 @@ enum Colour {
 }
 
 fn render(preview: &DataPreview, colour: Colour) -> String {
-    let mut parts: Vec<String> =
-        preview.examples.iter().map(|example| self::example(example, colour)).collect();
+    let dataset = preview.dataset.iter().map(|name| format!("dataset: {}", escaped(name)));
+    let examples = preview.examples.iter().map(|example| self::example(example, colour));
+    let mut parts: Vec<String> = dataset.chain(examples).collect();
     parts.push(histogram(&preview.summary.lengths));
     parts.push(escaped(&summary_lines(&preview.summary).join("\n")).into_owned());
     parts.join("\n\n")

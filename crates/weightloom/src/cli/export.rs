@@ -61,7 +61,7 @@ pub(super) fn run(args: &ExportArgs, registry: &Registry, output: Output) -> Res
         return Err(Failure::user(&error));
     }
     let OpenedModel { model, adapter } =
-        OpenedModel::open(&args.hub.hub(registry), &args.name, args.adapter.as_deref(), output)?;
+        OpenedModel::open(&args.hub.hub(registry)?, &args.name, args.adapter.as_deref(), output)?;
     if adapter.is_none() && args.adapter_scale.is_some() {
         let fact = format!("cannot use `--adapter-scale` with `{}`: it has no adapter", args.name);
         let fix = Some("name an adapter with --adapter".to_owned());

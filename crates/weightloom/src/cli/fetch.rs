@@ -33,7 +33,7 @@ struct Fetched {
 }
 
 pub(super) fn run(args: &FetchArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
-    let fetched = args.hub.hub(registry).fetch(&args.name, &Downloads::new(output))?;
+    let fetched = args.hub.hub(registry)?.fetch(&args.name, &Downloads::new(output))?;
     let shown = Fetched {
         name: args.name.clone(),
         place: match fetched.location {

@@ -9,17 +9,18 @@ use std::time::Instant;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
-use weightloom::Registry;
 use weightloom::checkpoint::Source;
 use weightloom::checkpoint::storage::ReadMode;
 use weightloom::gang::{Gang, GangSizes, Gangs};
 use weightloom::hub::text::{ChatContext, Message, OrderedJson};
 use weightloom::hub::{
-    EosHandling, HubError, ModelLoadOptions, StopCriteria, StreamedToken, TextGenerator, default_sampling,
+    CheckpointMismatch, EosHandling, HubError, LoadedModel, ModelLoadOptions, StopCriteria, StreamedToken,
+    Strictness, TextGenerator, default_sampling,
 };
 use weightloom::launch::{Launch, MpiJob};
 use weightloom::layout::DType;
 use weightloom::nn::{FinishReason, GenerateRequest, Sampling};
+use weightloom::{LoadedGenerator, Registry};
 
 use super::convert::dtype;
 use super::escape::escaped;
@@ -54,6 +55,14 @@ pub(super) struct RunArgs {
     #[arg(long)]
     mmap: bool,
 
+    /// Initialize tensors that the checkpoint lacks, and ignore those that the model lacks.
+    #[arg(long)]
+    non_strict: bool,
+
+    /// Initialize tensors with another shape, too; implies --non-strict.
+    #[arg(long)]
+    ignore_mismatched_sizes: bool,
+
     #[command(flatten)]
     hub: HubArgs,
 }
@@ -67,6 +76,8 @@ impl RunArgs {
             merge: false,
             dtype: None,
             mmap: false,
+            non_strict: false,
+            ignore_mismatched_sizes: false,
             hub: HubArgs::default(),
         }
     }
@@ -78,7 +89,7 @@ impl RunArgs {
         name: &str,
         output: Output,
     ) -> Result<OpenedModel, Failure> {
-        let opened = OpenedModel::open(&self.hub.hub(registry), name, self.adapter.as_deref(), output)?;
+        let opened = OpenedModel::open(&self.hub.hub(registry)?, name, self.adapter.as_deref(), output)?;
         let options = [("--adapter-scale", self.adapter_scale.is_some()), ("--merge", self.merge)];
         match options.into_iter().find(|(_, given)| *given) {
             Some((option, _)) if opened.adapter.is_none() => {
@@ -90,17 +101,31 @@ impl RunArgs {
         }
     }
 
-    /// Loads the model on this rank.
+    fn strictness(&self) -> Strictness {
+        match (self.ignore_mismatched_sizes, self.non_strict) {
+            (true, _) => Strictness::IgnoreMismatchedSizes,
+            (false, true) => Strictness::NonStrict,
+            (false, false) => Strictness::Strict,
+        }
+    }
+
+    /// Loads the model on this rank. The first rank warns about tensors that do not
+    /// match.
     pub(super) fn generator(
         &self,
         opened: &OpenedModel,
         gangs: Option<Gangs>,
         output: Output,
-    ) -> Result<TextGenerator, Failure> {
+    ) -> Result<LoadedGenerator, Failure> {
         let OpenedModel { model, adapter: folder } = opened;
-        let way = self.mmap.then_some(ReadMode::Mapped);
-        let options =
-            ModelLoadOptions { gangs, dtype: self.dtype, read_mode: way, ..ModelLoadOptions::default() };
+        let speaks = gangs.as_ref().is_none_or(|gangs| gangs.root.rank() == 0);
+        let options = ModelLoadOptions {
+            gangs,
+            dtype: self.dtype,
+            read_mode: self.mmap.then_some(ReadMode::Mapped),
+            strictness: self.strictness(),
+            ..ModelLoadOptions::default()
+        };
         let progress = Progress::new(output);
         // In parallel, since loading a large vocabulary takes time.
         let (loaded, tokenizer) = std::thread::scope(|scope| {
@@ -108,7 +133,11 @@ impl RunArgs {
             let loaded = model.load(&options, &progress);
             (loaded, tokenizer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });
-        let (mut loaded, tokenizer) = (loaded?.model, tokenizer?);
+        let LoadedModel { model: mut loaded, mismatch, .. } = loaded?;
+        if speaks {
+            mismatch.outcomes().iter().for_each(|line| output.warning(&escaped(line)));
+        }
+        let tokenizer = tokenizer?;
         let mut adapter = None;
         if let Some(folder) = folder {
             let source = Source::open(folder)?;
@@ -120,13 +149,14 @@ impl RunArgs {
                 adapter = Some((made, scale));
             }
         }
-        Ok(TextGenerator {
+        let generator = TextGenerator {
             model: loaded,
             adapter,
             tokenizer,
             templates: opened.templates()?,
             defaults: model.generation_defaults()?,
-        })
+        };
+        Ok(LoadedGenerator { generator, mismatch })
     }
 }
 
@@ -251,6 +281,9 @@ struct Generated {
     /// From the end of loading.
     first_token_seconds: f64,
     tokens_per_second: Option<f64>,
+    /// Tensors that were initialized or ignored.
+    #[serde(skip_serializing_if = "CheckpointMismatch::is_empty")]
+    mismatch: CheckpointMismatch,
 }
 
 /// The most text that is read from stdin. No model takes as much, and a pipe may have no end.
@@ -416,7 +449,8 @@ fn generate(
     output: Output,
 ) -> Result<Generated, Failure> {
     let first = gangs.as_ref().is_none_or(|gangs| gangs.root.rank() == 0);
-    let generator = args.run.generator(model, gangs, if first { output } else { output.quiet() })?;
+    let output_of_rank = if first { output } else { output.quiet() };
+    let LoadedGenerator { generator, mismatch } = args.run.generator(model, gangs, output_of_rank)?;
     let format = prompt.format;
     let prompt = args.prompt(&generator, format, prompt.text)?;
     let load_seconds = started.elapsed().as_secs_f64();
@@ -472,5 +506,6 @@ fn generate(
         tokens_per_second: (later > 0 && seconds > first_token)
             .then(|| later as f64 / (seconds - first_token)),
         tokens,
+        mismatch,
     })
 }

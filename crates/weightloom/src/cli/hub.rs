@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::{Args, ValueHint};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use weightloom::errors::Hint;
+use weightloom::hub::cards::StoreSettings;
 use weightloom::hub::fetch::{FetchObserver, LockWait, NetworkAccess, TransferError};
 use weightloom::hub::{Hub, HubError};
 use weightloom::nn::NnError;
@@ -27,25 +28,35 @@ pub(super) struct HubArgs {
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     model_path: Vec<PathBuf>,
 
+    /// Environment whose cards, NAME@ENV, come first; repeatable [default: WEIGHTLOOM_ENV].
+    #[arg(long, value_name = "ENV", value_hint = ValueHint::Other)]
+    env: Vec<String>,
+
     /// Use only local files.
     #[arg(long)]
     offline: bool,
 }
 
 impl HubArgs {
-    /// The `--model-path` options, to repeat in a suggested command.
+    /// The `--model-path` and `--env` options, to repeat in a suggested command.
     pub(super) fn model_options(&self) -> String {
-        self.model_path.iter().map(|folder| format!(" --model-path {}", folder.display())).collect()
+        let folders = self.model_path.iter().map(|folder| format!(" --model-path {}", folder.display()));
+        folders.chain(self.env.iter().map(|name| format!(" --env {name}"))).collect()
     }
 
-    pub(super) fn hub(&self, registry: &Registry) -> Hub {
+    pub(super) fn hub(&self, registry: &Registry) -> Result<Hub, Failure> {
         let folders = Folders { assets: self.asset_dir.clone(), models: self.model_path.clone() };
-        let variable = |name: &str| std::env::var(name).ok();
+        let environments = self.env.join(",");
+        let variable = |name: &str| match name {
+            StoreSettings::ENVIRONMENTS if !self.env.is_empty() => Some(environments.clone()),
+            _ => std::env::var(name).ok(),
+        };
         let mut hub = registry.hub(&variable, &folders);
         if let (true, Ok(settings)) = (self.offline, hub.fetch_settings_mut()) {
             settings.network = NetworkAccess::Offline;
         }
-        hub
+        hub.cards.check_environments().map_err(|error| Failure::user(&error))?;
+        Ok(hub)
     }
 }
 

@@ -84,7 +84,7 @@ pub(super) fn locate_checkpoint(hub: &Hub, name: &str, output: Output) -> Result
 
 /// Opens a checkpoint of a model or an adapter.
 pub(super) fn open_checkpoint(registry: &Registry, name: &str, output: Output) -> Result<Source, Failure> {
-    Ok(locate_checkpoint(&HubArgs::default().hub(registry), name, output)?.open()?)
+    Ok(locate_checkpoint(&HubArgs::default().hub(registry)?, name, output)?.open()?)
 }
 
 /// Where a located checkpoint is, as text.

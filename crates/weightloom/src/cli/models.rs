@@ -7,8 +7,8 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use weightloom::Registry;
 use weightloom::errors::Hint;
-use weightloom::hub::cards::Card;
-use weightloom::hub::{Hub, YamlFamily, arch_config};
+use weightloom::hub::cards::{Card, DatasetCard, Field, ModelAddress, Value as CardValue};
+use weightloom::hub::{Hub, ResolvedModel, SharedFamily, YamlFamily, arch_config};
 use weightloom::nn::Parallel;
 
 use super::failure::Failure;
@@ -89,6 +89,9 @@ struct Row {
     family: Option<String>,
     arch: Option<String>,
     checkpoint: Option<String>,
+    /// The model that the checkpoint is an adapter of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    base_model: Option<String>,
     license: Option<String>,
     /// Where to request access, if the model is gated.
     url: Option<String>,
@@ -115,6 +118,7 @@ fn row(name: &str, card: &Card) -> Row {
         family: text_of(card, "model_family"),
         arch: text_of(card, "model_arch"),
         checkpoint: text_of(card, "checkpoint"),
+        base_model: text_of(card, "base_model"),
         license: text_of(card, "license"),
         url: text_of(card, "url"),
         source,
@@ -130,6 +134,7 @@ fn without_cards(registry: &Registry, listed: &[Row], wanted: Option<&str>) -> V
         family,
         arch: None,
         checkpoint: None,
+        base_model: None,
         license: None,
         url: None,
         source: "program".to_owned(),
@@ -150,7 +155,7 @@ fn check_family(hub: &Hub, family: Option<&String>) -> Result<(), Failure> {
 }
 
 fn list(args: &ListArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
-    let hub = args.hub.hub(registry);
+    let hub = args.hub.hub(registry)?;
     check_family(&hub, args.family.as_ref())?;
     let mut listed = Listed { models: Vec::new(), broken: Vec::new(), overridden: Vec::new() };
     for (name, card) in hub.cards.cards() {
@@ -188,11 +193,15 @@ fn list(args: &ListArgs, registry: &Registry, output: Output) -> Result<ExitCode
                 None => shown(&model.license),
             };
             let family = shown(&model.family);
+            let checkpoint = match &model.base_model {
+                Some(base) => format!("{}, adapter of {base}", shown(&model.checkpoint)),
+                None => shown(&model.checkpoint),
+            };
             rows.add_row([
                 model.name.clone(),
                 family,
                 shown(&model.arch),
-                shown(&model.checkpoint),
+                checkpoint,
                 license,
                 model.source.clone(),
             ]);
@@ -237,7 +246,7 @@ fn number(number: Option<usize>) -> String {
 }
 
 fn archs(args: &ListArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
-    let hub = args.hub.hub(registry);
+    let hub = args.hub.hub(registry)?;
     check_family(&hub, args.family.as_ref())?;
     let mut families: Vec<_> = hub.families.iter().cloned().collect();
     for name in YamlFamily::names(&hub.model_path) {
@@ -307,6 +316,11 @@ struct Shown {
     fields: Vec<ShownField>,
     /// Base cards, nearest first.
     lineage: Vec<String>,
+    /// Environments in the order of lookup, if there is a card.
+    environments: Vec<String>,
+    /// The base model of an adapter, whose configuration is shown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    base_model: Option<String>,
     config: Option<Map<String, Value>>,
     /// The architecture; null if the model does not say.
     decoder: Value,
@@ -324,19 +338,58 @@ struct ShownField {
     field: String,
     value: Value,
     card: String,
+    /// The environment that the card is for, if any.
+    environment: Option<String>,
     source: String,
     file: String,
     line: usize,
 }
 
+/// Lists a field; of a config, each key, which may come from another card.
+fn list_field(name: &str, field: &Field, fields: &mut Vec<ShownField>) {
+    match &field.value {
+        CardValue::Map(keys) if !keys.is_empty() => {
+            keys.iter().for_each(|(key, field)| list_field(&format!("{name}.{key}"), field, fields));
+        }
+        value => {
+            let origin = &field.origin;
+            fields.push(ShownField {
+                field: name.to_owned(),
+                value: value.to_json(),
+                card: origin.card().to_owned(),
+                environment: origin.environment().map(str::to_owned),
+                source: origin.source().to_string(),
+                file: origin.file().display().to_string(),
+                line: origin.line(),
+            });
+        }
+    }
+}
+
+/// Family and configuration, if a card or local files have them.
+fn known_config(hub: &Hub, found: ResolvedModel) -> Result<Option<KnownConfig>, Failure> {
+    match (found.known, found.address) {
+        (Some(known), _) => Ok(Some(known)),
+        (None, Some(ModelAddress::Path(_))) => {
+            let model = hub.open(&found.name, &())?;
+            Ok(Some((model.family().clone(), model.config().clone())))
+        }
+        (None, _) => Ok(None),
+    }
+}
+
+type KnownConfig = (SharedFamily, Map<String, Value>);
+
 fn show(args: &ShowArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
-    let hub = args.hub.hub(registry);
+    let hub = args.hub.hub(registry)?;
     let found = hub.resolve(&args.name)?;
     let mut shown = Shown {
         name: args.name.clone(),
         family: found.card.as_ref().and_then(Card::model_family).map(str::to_owned),
         fields: Vec::new(),
         lineage: Vec::new(),
+        environments: Vec::new(),
+        base_model: None,
         config: None,
         decoder: Value::Null,
         parameters: None,
@@ -345,32 +398,24 @@ fn show(args: &ShowArgs, registry: &Registry, output: Output) -> Result<ExitCode
         unknown: None,
     };
     if let Some(card) = &found.card {
-        for (name, field) in card.fields() {
-            let origin = &field.origin;
-            shown.fields.push(ShownField {
-                field: name.to_owned(),
-                value: field.value.to_json(),
-                card: origin.card().to_owned(),
-                source: origin.source().to_string(),
-                file: origin.file().display().to_string(),
-                line: origin.line(),
-            });
-        }
+        card.fields().for_each(|(name, field)| list_field(name, field, &mut shown.fields));
+        shown.environments = hub.cards.environments().to_vec();
         shown.lineage = card.lineage().iter().map(|origin| origin.card().to_owned()).collect();
     }
-    let is_near = matches!(found.address, Some(weightloom::hub::cards::ModelAddress::Path(_)));
-    let known = match found.known {
-        Some(known) => Some(known),
-        // Local files have the configuration.
-        None if is_near => {
-            let model = hub.open(&args.name, &())?;
-            Some((model.family().clone(), model.config().clone()))
-        }
-        None => {
-            shown.unknown = Some("unknown configuration: run `weightloom fetch` to download it".to_owned());
-            None
-        }
+    let is_near = matches!(found.address, Some(ModelAddress::Path(_)));
+    let is_dataset = found.card.as_ref().is_some_and(|card| card.is_dataset() && shown.family.is_none());
+    let base = match found.card.as_ref().and_then(Card::base_model) {
+        Some(_) if is_near => Some(hub.locate(&args.name, &())?.model),
+        _ => None,
     };
+    let known = match &base {
+        Some(base) => known_config(&hub, hub.resolve(base)?)?,
+        None => known_config(&hub, found)?,
+    };
+    shown.base_model = base;
+    if known.is_none() && !is_dataset {
+        shown.unknown = Some("unknown configuration: run `weightloom fetch` to download it".to_owned());
+    }
     if let Some((family, config)) = known {
         let about = |problem| {
             Failure::from(weightloom::hub::HubError::Config {
@@ -401,12 +446,28 @@ fn show_text(shown: &Shown) -> String {
     if shown.lineage.len() > 1 {
         text += &format!("\nbased on {}", shown.lineage[1..].join(", "));
     }
+    if let Some(base) = &shown.base_model {
+        text += &format!("\nadapter of {base}");
+    }
+    if shown.environments.len() > 1 {
+        text += &format!("\nenvironments, the first with a card first: {}", shown.environments.join(", "));
+    }
     if !shown.fields.is_empty() {
-        let mut rows = table(&["field", "value", "from card", "in"], &[]);
+        let with_environments = shown.fields.iter().any(|field| field.environment.is_some());
+        let mut columns = vec!["field", "value", "from card", "in"];
+        if with_environments {
+            columns.insert(3, "environment");
+        }
+        let mut rows = table(&columns, &[]);
         for field in &shown.fields {
             let value = field.value.as_str().map_or_else(|| field.value.to_string(), str::to_owned);
             let place = format!("{} {}:{}", field.source, field.file, field.line);
-            rows.add_row([field.field.clone(), value, field.card.clone(), place]);
+            let mut row = vec![field.field.clone(), value, field.card.clone(), place];
+            if with_environments {
+                row[2] = field.card.split('@').next().unwrap_or_default().to_owned();
+                row.insert(3, field.environment.clone().unwrap_or_default());
+            }
+            rows.add_row(row);
         }
         text += &format!("\n{rows}");
     }
@@ -445,7 +506,7 @@ struct Checked {
 }
 
 fn check(args: &HubArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
-    let hub = args.hub(registry);
+    let hub = args.hub(registry)?;
     let mut checked = Checked { cards: 0, described: 0, broken: Vec::new() };
     for (name, card) in hub.cards.cards() {
         checked.cards += 1;
@@ -488,6 +549,11 @@ fn check(args: &HubArgs, registry: &Registry, output: Output) -> Result<ExitCode
 
 /// The problem with a card, its family, arch or configuration, if any.
 fn check_card(hub: &Hub, name: &str, card: Card) -> Option<(String, Option<String>)> {
+    if card.is_dataset()
+        && let Err(error) = DatasetCard::read(card.clone())
+    {
+        return Some((error.to_string(), error.hint()));
+    }
     let found = match hub.resolve_card(name, card) {
         Ok(found) => found,
         Err(error) => return Some((error.to_string(), error.hint())),

@@ -139,7 +139,7 @@ pub(super) fn run(args: &PlanArgs, registry: &Registry, output: Output) -> Resul
         let sizes = GangSizes { pp: args.pp, tp: args.tp, sdp: Some(args.sdp) };
         let (dp, dtype, context, rank) = (args.dp, args.dtype, args.context, args.rank);
         let sharing = Sharing { sizes, dp, dtype, context, rank };
-        return model_plan::run(&args.path, &sharing, args.hub.hub(registry), output);
+        return model_plan::run(&args.path, &sharing, args.hub.hub(registry)?, output);
     };
     let source = open_checkpoint(registry, &args.path, output)?;
     let failed = |error: PlanFailure| Failure::user(&error);

@@ -66,7 +66,7 @@ pub(super) fn run(
 ) -> Result<ExitCode, Failure> {
     let started = Instant::now();
     let folder = TourFolder::create(&args.dir)?;
-    let hub = HubArgs::default().hub(registry);
+    let hub = HubArgs::default().hub(registry)?;
     let context = RunContext { hub: &hub, stop: &stop_signal()?, output };
     let status = |text: String| output.status(&text);
 

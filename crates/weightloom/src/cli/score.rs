@@ -5,6 +5,8 @@ use std::time::Instant;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
+use weightloom::LoadedGenerator;
+use weightloom::hub::CheckpointMismatch;
 
 use weightloom::Registry;
 
@@ -39,6 +41,9 @@ struct Scores {
     log_probability: f64,
     perplexity: Option<f64>,
     tokens_per_second: f64,
+    /// Tensors that were initialized or ignored.
+    #[serde(skip_serializing_if = "CheckpointMismatch::is_empty")]
+    mismatch: CheckpointMismatch,
 }
 
 #[derive(Serialize)]
@@ -54,7 +59,7 @@ struct ScoredToken {
 pub(super) fn run(args: &ScoreArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
     let text = prompt_text(&args.text)?;
     let model = args.run.open(registry, &args.name, output)?;
-    let generator = args.run.generator(&model, None, output)?;
+    let LoadedGenerator { generator, mismatch } = args.run.generator(&model, None, output)?;
     let tokens = generator.encode_prompt(&text)?;
     if tokens.is_empty() {
         let error = ArgumentError { fact: "cannot score an empty text".to_owned(), fix: None };
@@ -80,6 +85,7 @@ pub(super) fn run(args: &ScoreArgs, registry: &Registry, output: Output) -> Resu
         log_probability: total,
         perplexity: (count > 0).then(|| (-total / count as f64).exp()),
         tokens_per_second: tokens.len() as f64 / seconds,
+        mismatch,
     };
     output.show(&shown, |shown| {
         let mut rows = table(&["token", "piece", "log probability", "most likely"], &[0, 2]);

@@ -91,7 +91,7 @@ pub(super) fn run(args: &ServeArgs, registry: &Registry, output: Output) -> Resu
     }
     let (name, needs_key) = (options.name.clone(), options.api_key.is_some());
     let model = args.run.open(registry, &args.name, output)?;
-    let generator = args.run.generator(&model, None, output)?;
+    let generator = args.run.generator(&model, None, output)?.generator;
     // Once the weights are loaded, so that they are not counted as available.
     if let Some(bytes) = args.cache_memory.map(|size| size.0).or_else(half_of_available_memory) {
         options.max_cache_bytes = bytes;

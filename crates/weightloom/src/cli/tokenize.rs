@@ -40,7 +40,7 @@ struct Tokens {
 
 pub(super) fn run(args: &TokenizeArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
     let text = prompt_text(&args.text)?;
-    let model = OpenedModel::open(&args.hub.hub(registry), &args.name, None, output)?.model;
+    let model = OpenedModel::open(&args.hub.hub(registry)?, &args.name, None, output)?.model;
     let tokenizer = model.tokenizer()?;
     let special = if args.plain { Special::Plain } else { Special::Add };
     let tokens = tokenizer.encode(&text, special).map_err(HubError::from)?;

@@ -13,6 +13,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use weightloom::Registry;
 use weightloom::gang::Gang;
+use weightloom::hub::CheckpointMismatch;
 use weightloom::launch::Launch;
 use weightloom::sway::backend::build::Programs;
 use weightloom::train::callback::{
@@ -132,7 +133,7 @@ pub(super) fn run(args: &TrainArgs, registry: &Registry, output: Output) -> Resu
     if args.dry_run {
         let world = args.ranks.ranks.unwrap_or(1);
         let report =
-            weightloom::train::dry_run(&config, &args.hub.hub(registry), registry.training(), world)?;
+            weightloom::train::dry_run(&config, &args.hub.hub(registry)?, registry.training(), world)?;
         dry_run::check_memory(&report, output);
         return output.show(&report, dry_run::render);
     }
@@ -176,7 +177,7 @@ fn run_rank(
     gang: Arc<dyn Gang>,
     output: Output,
 ) -> Result<Outcome, Failure> {
-    let hub = args.hub.hub(registry);
+    let hub = args.hub.hub(registry)?;
     let first = gang.rank() == 0;
     // Only the first rank reports.
     let quiet = if first { output } else { output.quiet() };
@@ -332,7 +333,7 @@ impl Callback for Reporter {
             self.print(&line);
         }
         if self.output.is_json() {
-            let event = Event { step: summary.first_step, what: EventKind::Start(summary.clone()) };
+            let event = Event { step: summary.first_step, what: EventKind::Start(Box::new(summary.clone())) };
             let _ = self.output.line(&event, |_| String::new());
         }
         Ok(Control::Continue)
@@ -373,6 +374,8 @@ impl Callback for Reporter {
 /// What a run is about to do, for people.
 fn run_summary(summary: &RunSummary) -> Vec<String> {
     let mut lines = summary.data.as_ref().map_or_else(Vec::new, summary_lines);
+    lines.extend(summary.dataset.iter().map(|name| format!("dataset: {name}")));
+    lines.extend(summary.weights_mismatch.iter().flat_map(mismatch_lines));
     lines.extend(summary.eval.iter().flat_map(|eval| read_lines("evaluation data", eval)));
     let share = 100.0 * summary.trainable_parameters as f64 / summary.parameters.max(1) as f64;
     lines.push(format!(
@@ -381,6 +384,11 @@ fn run_summary(summary: &RunSummary) -> Vec<String> {
         millions(summary.parameters)
     ));
     lines
+}
+
+/// What was done with tensors of the weights that did not match, for people.
+fn mismatch_lines(mismatch: &CheckpointMismatch) -> impl Iterator<Item = String> {
+    mismatch.outcomes().into_iter().map(|line| format!("weights: {line}"))
 }
 
 pub(super) fn millions(count: u64) -> String {
@@ -418,6 +426,9 @@ struct Summary {
     chat: bool,
     /// The documents read.
     data: Option<DocumentsRead>,
+    /// Tensors of the initial weights that were initialized or ignored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    weights_mismatch: Option<CheckpointMismatch>,
     /// What the run survived.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     warnings: Vec<String>,
@@ -450,6 +461,7 @@ impl Summary {
             weights: config.model.weights_path.clone(),
             chat: outcome.prompt_style == PromptStyle::Chat,
             data: outcome.data.clone(),
+            weights_mismatch: outcome.weights_mismatch.clone(),
             warnings: outcome.warnings.iter().map(ToString::to_string).collect(),
         }
     }
@@ -482,6 +494,7 @@ fn text(summary: &Summary, program: &str, options: &str) -> String {
     if summary.steps_done > 0 {
         lines.extend(summary.data.iter().flat_map(|data| read_lines("data", data)));
     }
+    lines.extend(summary.weights_mismatch.iter().flat_map(mismatch_lines));
     lines.extend(summary.warnings.iter().map(|warning| format!("warning: {warning}")));
     if !summary.metrics.is_empty() {
         lines.push(format!("metrics: {}", summary.metrics.join(", ")));

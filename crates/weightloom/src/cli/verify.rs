@@ -55,7 +55,7 @@ pub(super) fn run_verify(
     registry: &Registry,
     output: Output,
 ) -> Result<ExitCode, Failure> {
-    let located = locate_checkpoint(&HubArgs::default().hub(registry), &args.path, output)?;
+    let located = locate_checkpoint(&HubArgs::default().hub(registry)?, &args.path, output)?;
     let path = location_text(&located);
     let failed = |error: CheckpointError| {
         // A missing file of an existing checkpoint is damage.

@@ -169,6 +169,10 @@ fn run_config(place: &Place, page: &str, block: &Block, at: &str) {
     if has("model:") && has("train:") {
         // Its commands follow on the page.
         place.write("run.yaml", &block.text);
+    } else if has("name:") {
+        // Cards, which the commands that follow use.
+        place.write(&format!("cards/page-{}.yaml", block.line), &block.text);
+        run(place, "weightloom models check --asset-dir cards", at);
     } else if has("models:") && has("suite:") {
         place.write("page.yaml", &block.text);
         run(place, "weightloom sway run page.yaml", at);

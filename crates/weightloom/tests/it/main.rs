@@ -4,6 +4,8 @@
 //! - `registry`: a program of one's own.
 //! - `sway_tools`: `watch`, `pack`, `unpack` and `mine`.
 //! - `docs`, `examples`: every command and config that users are shown.
+//! - `environments`, `strictness`, `dataset_cards`: cards of environments and
+//!   datasets, and checkpoints that do not match.
 //! - `located`: run folders, adapters and `org/name` in place of models.
 //! - `hostile_names`: names with control characters.
 //! - `signatures`: signed checkpoints.
@@ -20,8 +22,10 @@
 
 mod architecture;
 mod checkpoints;
+mod dataset_cards;
 #[cfg(unix)]
 mod docs;
+mod environments;
 mod examples;
 #[cfg(unix)]
 mod gguf_file;
@@ -37,6 +41,7 @@ mod registry;
 mod signatures;
 #[cfg(unix)]
 mod soak;
+mod strictness;
 mod sway;
 mod sway_tools;
 mod tidy;

@@ -38,7 +38,7 @@ pub(super) fn samples(hub: &Hub, model: &Path, adapter: &Path) -> Result<Vec<Sam
 fn generate(hub: &Hub, model: &Path, adapter: Option<&Path>) -> Result<Vec<String>, Failure> {
     let model = hub.open(&model.display().to_string(), &())?;
     let opened = OpenedModel { model, adapter: adapter.map(Path::to_owned) };
-    let generator = RunArgs::plain().generator(&opened, None, Output::TEXT.quiet())?;
+    let generator = RunArgs::plain().generator(&opened, None, Output::TEXT.quiet())?.generator;
     let prompts = PROMPTS.iter().map(|prompt| generator.encode_prompt(prompt)).collect::<Result<_, _>>()?;
     let request = GenerateRequest { prompts, max_new_tokens: MAX_NEW_TOKENS, ..GenerateRequest::default() };
     let rows = generator.generate(&request, &StopCriteria::default(), |_| ControlFlow::Continue(()))?;

@@ -33,7 +33,7 @@ impl BackendArgs {
         Self { hub: hub.clone(), allow_programs: programs == Programs::Allow }
     }
 
-    pub(in crate::cli) fn hub(&self, registry: &Registry) -> Hub {
+    pub(in crate::cli) fn hub(&self, registry: &Registry) -> Result<Hub, Failure> {
         self.hub.hub(registry)
     }
 
@@ -50,7 +50,7 @@ pub(in crate::cli) fn build(
     registry: &Registry,
     output: Output,
 ) -> Result<Box<dyn Backend>, Failure> {
-    let hub = args.hub(registry);
+    let hub = args.hub(registry)?;
     let downloads = Downloads::new(output);
     let variable = |name: &str| std::env::var(name).ok();
     let progress = Progress::new(output);
@@ -62,7 +62,7 @@ pub(in crate::cli) fn build(
 
 /// Checks that the models of a suite exist, without fetching or loading any.
 pub(super) fn check(suite: &Suite, args: &BackendArgs, registry: &Registry) -> Result<(), Failure> {
-    let hub = args.hub(registry);
+    let hub = args.hub(registry)?;
     let variable = |name: &str| std::env::var(name).ok();
     embedding_folder(suite).map_err(failed)?;
     let mut builder = BackendBuilder::new(&hub, &(), &variable);
@@ -77,7 +77,7 @@ pub(in crate::cli) fn check_programs(
     args: &BackendArgs,
     registry: &Registry,
 ) -> Result<(), Failure> {
-    let hub = args.hub(registry);
+    let hub = args.hub(registry)?;
     let mut builder = BackendBuilder::new(&hub, &(), &|_| None);
     builder.programs = args.programs();
     builder.check_programs(&suite.plan).map_err(failed)

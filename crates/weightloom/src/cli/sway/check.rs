@@ -51,7 +51,7 @@ struct CheckOutput<'a> {
 }
 
 pub(super) fn run(args: &CheckArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
-    let hub = args.hub.hub(registry);
+    let hub = args.hub.hub(registry)?;
     let tuned = TunedModel::locate(&hub, &args.adapter, args.base.as_deref(), output)?;
     let check = QuickCheck {
         adapter: &tuned.path,
@@ -84,6 +84,8 @@ impl TunedModel {
         let path = PathBuf::from(location_text(&located));
         let base = match base {
             Some(base) => Some(OpenedModel::name(hub, base, output)?),
+            // The card of an adapter names its base, too.
+            None if located.is_adapter() && hub.cards.knows(name) => Some(hub.locate(name, &())?.model),
             None if located.is_adapter() => match hub.locate(&location_text(&located), &()) {
                 Ok(found) => {
                     note(&found.steps, output);

@@ -48,7 +48,7 @@ pub(super) fn run(
         TargetFormat::Mlx => AdapterFormat::Mlx,
     };
     let overwrite = if args.overwrite { Overwrite::Replace } else { Overwrite::Refuse };
-    let located = locate_checkpoint(&HubArgs::default().hub(registry), &args.source, output)?;
+    let located = locate_checkpoint(&HubArgs::default().hub(registry)?, &args.source, output)?;
     let source = PathBuf::from(location_text(&located));
     let done = convert_adapter(&source, &args.target, format, overwrite).map_err(|error| match error {
         ConvertError::Source(error) => Failure::from(error),

@@ -80,7 +80,7 @@ fn prepared(
     name: &str,
     output: Output,
 ) -> Result<(PreparedSuite, Box<dyn Backend>), Failure> {
-    let hub = args.backend.hub(registry);
+    let hub = args.backend.hub(registry)?;
     let overrides = SuiteOverrides {
         statistics: args.statistics,
         tuned: Some(side(&hub, name, output)?),

@@ -119,7 +119,7 @@ impl JudgeArgs {
         Err(Failure::user(&ArgumentError { fact, fix: Some(fix) }))
     }
 
-    pub(super) fn hub(&self, registry: &Registry) -> Hub {
+    pub(super) fn hub(&self, registry: &Registry) -> Result<Hub, Failure> {
         self.backend.hub(registry)
     }
 
@@ -130,7 +130,7 @@ impl JudgeArgs {
         output: Output,
     ) -> Result<PreparedSuite, Failure> {
         let overrides = SuiteOverrides { statistics: self.statistics, ..SuiteOverrides::default() };
-        let suite = read_suite(file, overrides, (registry, &self.hub(registry)), output)?;
+        let suite = read_suite(file, overrides, (registry, &self.hub(registry)?), output)?;
         prepare(suite, self.weights.as_deref())
     }
 

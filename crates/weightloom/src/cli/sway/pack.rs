@@ -58,7 +58,7 @@ pub(super) fn run(args: &PackArgs, registry: &Registry, output: Output) -> Resul
     check_target(&out)?;
     let text = text_of(&args.spec)?;
     let mut prepared = prepare(
-        read_suite(&args.spec, SuiteOverrides::default(), (registry, &args.backend.hub(registry)), output)?,
+        read_suite(&args.spec, SuiteOverrides::default(), (registry, &args.backend.hub(registry)?), output)?,
         None,
     )?;
     let document = match &prepared.suite.source {
@@ -113,7 +113,7 @@ fn fingerprints(
     registry: &Registry,
     output: Output,
 ) -> Result<BTreeMap<String, String>, Failure> {
-    let hub = args.hub(registry);
+    let hub = args.hub(registry)?;
     let (downloads, progress) = (Downloads::new(output), Progress::new(output));
     let of_model = |name: &str| -> Result<String, Failure> {
         let model = hub.open(name, &downloads)?;

@@ -72,7 +72,7 @@ pub(super) fn run(
         Some(file) => prompts_of(file)?,
         None => default_prompts(),
     };
-    let hub = judge.hub(registry);
+    let hub = judge.hub(registry)?;
     let one = OpenedModel::open(&hub, first, args.adapter.as_deref(), output)?;
     let other = OpenedModel::open(&hub, second, None, output)?;
     if let Some(adapter) = &one.adapter {

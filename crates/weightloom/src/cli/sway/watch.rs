@@ -162,7 +162,7 @@ fn report(
     stop: &Arc<AtomicBool>,
     output: Output,
 ) -> Result<Report, Unjudged> {
-    let hub = args.backend.hub(registry);
+    let hub = args.backend.hub(registry)?;
     let tuned = side(&hub, &checkpoint.display().to_string(), output.quiet())?;
     let overrides = SuiteOverrides { tuned: Some(tuned), ..SuiteOverrides::default() };
     let mut prepared = prepare(read_suite(&args.suite, overrides, (registry, &hub), output.quiet())?, None)?;
