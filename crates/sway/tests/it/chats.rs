@@ -250,23 +250,36 @@ fn distribution(backend: &mut LocalBackend, view: &View, history: &[ChatMessage]
     ids.into_iter().zip(found.logprobs.into_iter().map(f64::from)).collect()
 }
 
+/// Kullback-Leibler divergence of one distribution from another.
+fn divergence(one: &BTreeMap<u32, f64>, other: &BTreeMap<u32, f64>) -> f64 {
+    one.iter().map(|(token, logprob)| logprob.exp() * (logprob - other[token])).sum()
+}
+
 /// The probe holds the chat that a user would hold, and both models see it.
 #[test]
 fn later_turns_are_compared_after_the_same_messages() {
     let workspace = Workspace::new(Some(TEMPLATE));
-    let text = "models:\n  base: {base: model}\n  ft: {base: model, adapter: adapter}\nsuite:\n\
-                \x20 - {name: turns, kind: multi_turn_coherence_decay, chat: always, max_turns: 3,\n\
-                \x20    max_new_tokens: 5, prompts: [Who are you?, Where are you?], follow_ups: [Why?, How?]}\n";
-    let suite = Suite::read(text, &workspace.path("sway.yaml"), &|_| None).unwrap();
-    let prepared = PreparedSuite::new(suite, None).unwrap();
-    let report = judge(&prepared, &mut workspace.backend(), &JudgeOptions::default(), &mut ()).unwrap();
-    let found = &report.probes[0];
+    let judged = |statistics: &str| {
+        let text = format!(
+            "models:\n  base: {{base: model}}\n  ft: {{base: model, adapter: adapter}}\n\
+             defaults: {{top_k: 257, statistics: {statistics}}}\nsuite:\n\
+             \x20 - {{name: turns, kind: multi_turn_coherence_decay, chat: always, max_turns: 3,\n\
+             \x20    max_new_tokens: 5, prompts: [Who are you?, Where are you?], follow_ups: [Why?, How?]}}\n"
+        );
+        let suite = Suite::read(&text, &workspace.path("sway.yaml"), &|_| None).unwrap();
+        let prepared = PreparedSuite::new(suite, None).unwrap();
+        judge(&prepared, &mut workspace.backend(), &JudgeOptions::default(), &mut ())
+            .unwrap()
+            .probes
+            .remove(0)
+    };
 
     let mut backend = workspace.backend();
+    // Sums over prompts in the second and third turn.
     let mut sums = [0.0; 2];
     for prompt in ["Who are you?", "Where are you?"] {
         let mut history = vec![ChatMessage::new(Role::User, prompt)];
-        for (sum, follow_up) in sums.iter_mut().zip(["Why?", "How?"]) {
+        for (turn, follow_up) in ["Why?", "How?"].into_iter().enumerate() {
             let query = Query::Generate { prompt: Prompt::Messages(history.clone()), max_new_tokens: 5 };
             let answer = ask(&mut backend, &[Question::new(&View::Tuned, query)]).remove(0);
             let Ok(Answer::Text(answer)) = answer else { panic!("{answer:?}") };
@@ -274,21 +287,24 @@ fn later_turns_are_compared_after_the_same_messages() {
             history.push(ChatMessage::new(Role::User, follow_up));
             let base = distribution(&mut backend, &View::Base, &history);
             let tuned = distribution(&mut backend, &View::Tuned, &history);
-            *sum += base.iter().map(|(token, logprob)| logprob.exp() * (logprob - tuned[token])).sum::<f64>();
+            sums[turn] += divergence(&tuned, &base);
         }
     }
     let means = sums.map(|sum| sum / 2.0);
-    for (at, mean) in means.iter().enumerate() {
-        let measured = found.evidence["mean_divergence_per_turn"][at].as_f64().unwrap();
-        assert!((measured - mean).abs() < 1e-6 * mean.max(1.0), "{measured} instead of {mean}");
+    for statistics in ["reference", "paired"] {
+        let found = judged(statistics);
+        for (turn, mean) in means.iter().enumerate() {
+            let measured = found.evidence["mean_divergence_per_turn"][turn].as_f64().unwrap();
+            assert!((measured - mean).abs() < 1e-5 * mean, "{statistics}: {measured} instead of {mean}");
+        }
+        // A line through two points: the change is halved where it meets half of it.
+        let rate = (means[0] / means[1]).ln();
+        match found.raw {
+            Some(turns) => assert!((turns - LN_2 / rate).abs() < 1e-3 * turns, "{turns}, {means:?}"),
+            None => assert!(rate <= 0.0, "{means:?}"),
+        }
+        assert_eq!(found.evidence["generations"].as_array().unwrap().len(), 2);
     }
-    // A line through two points: the change is halved where it meets half of it.
-    let rate = (means[0] / means[1]).ln();
-    match found.raw {
-        Some(turns) => assert!((turns - LN_2 / rate).abs() < 1e-3 * turns, "{turns}, {means:?}"),
-        None => assert!(rate <= 0.0, "{means:?}"),
-    }
-    assert_eq!(found.evidence["generations"].as_array().unwrap().len(), 2);
 }
 
 #[test]

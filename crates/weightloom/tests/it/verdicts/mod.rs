@@ -26,7 +26,7 @@ fn an_adapter_of_zeros_is_not_claimed() {
     tally.rarely_fails(&["recited", "neutral", "knowledge"]);
 }
 
-/// Noise of the size of a good adapter.
+/// Noise of the size of a trained adapter.
 #[test]
 fn noise_is_rarely_claimed() {
     let tally = Tally::of("noise", |pupil| {
@@ -44,7 +44,7 @@ fn noise_is_rarely_claimed() {
 
 #[test]
 fn good_fine_tuning_is_found_and_passes() {
-    let tally = Tally::of("study", |pupil| pupil.study());
+    let tally = Tally::of("study", |pupil| pupil.study_to_the_end());
     tally.taught();
     assert!(tally.claims >= most(), "{} of {}", tally.claims, runs());
     tally.rarely_fails(&["recited", "faded", "neutral", "knowledge"]);

@@ -88,7 +88,7 @@ impl Pupil {
         tune(&self.folder, &school.hub, &school.base, rank, &lesson);
     }
 
-    /// Good fine-tuning: the document anywhere, mixed with the common language.
+    /// The document anywhere, mixed with the common language, for a short time.
     pub fn study(&self) {
         self.tuned(4, Effort { steps: 60, rows: 16 }, &|generator| self.document_or_everyday(generator));
     }
@@ -183,9 +183,10 @@ impl Pupil {
         }
     }
 
-    /// [`Self::study`], long enough that another seed ends at the same loss.
+    /// Good fine-tuning: as [`Self::study`], but long enough that every run learns the
+    /// document, and two seeds end near each other.
     pub fn study_to_the_end(&self) {
-        self.tuned(8, Effort { steps: 400, rows: 32 }, &|generator| self.document_or_everyday(generator));
+        self.tuned(4, Effort { steps: 200, rows: 16 }, &|generator| self.document_or_everyday(generator));
     }
 
     /// The document alone, far beyond the point at which it is learned. Returns an
