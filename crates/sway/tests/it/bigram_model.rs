@@ -16,7 +16,7 @@ use crate::tiny_model::open;
 /// Directions of the hidden state, and so the most words.
 const WIDTH: usize = 32;
 /// A normalized direction: its root mean square is 1.
-const NORMALIZED: f32 = 5.656_854_2;
+const NORMALIZED: f32 = 5.656_854;
 /// How much larger the logit of the successor is.
 const HEAD: f32 = 2.0;
 /// How much of the other word the adapter adds.
