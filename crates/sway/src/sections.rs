@@ -11,6 +11,7 @@ mod dlm;
 mod document;
 mod fences;
 mod markdown;
+mod turns;
 
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ use std::fmt;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::prompt::Prompt;
 
@@ -62,6 +64,9 @@ pub struct Section {
     pub questions: Vec<SectionQuestion>,
     /// Preferences.
     pub preferences: Vec<SectionPreference>,
+    /// Questions that a tool answers.
+    #[serde(default)]
+    pub tool_calls: Vec<SectionToolCall>,
     /// The heading or tag that the author gave it.
     pub tag: Option<String>,
 }
@@ -84,4 +89,13 @@ pub struct SectionPreference {
     pub chosen: String,
     /// The worse answer.
     pub rejected: String,
+}
+
+/// A question that is answered with a call of a tool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SectionToolCall {
+    /// The question.
+    pub prompt: Prompt,
+    /// The tool: `name`, `description` and `parameters`.
+    pub tool_spec: Map<String, Value>,
 }

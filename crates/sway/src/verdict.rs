@@ -130,10 +130,9 @@ impl Verdict {
     /// of those that look for harm. Paired tests also count any claim that noise
     /// does not reach as a change.
     pub fn of(records: &[Record]) -> Self {
-        let pooled = PooledLearning::of(records).filter(PooledLearning::is_found);
         Self {
-            changed: changed(records, pooled.as_ref()),
-            learned: learned(records, pooled.as_ref()),
+            changed: changed(records),
+            learned: learned(records),
             memorized: memorized(records),
             damaged: damaged(records),
             failed: records
@@ -239,25 +238,27 @@ fn beats_noise(record: &Record) -> bool {
     compared && record.p_adjusted.is_some_and(|p| p <= LEVEL)
 }
 
-fn changed(records: &[Record], pooled: Option<&PooledLearning>) -> Conclusion {
+fn changed(records: &[Record]) -> Conclusion {
     let votes = Votes::of(of_aspect(records, Aspect::Change));
     // Whatever noise does not reach is a change too, also where the probe fails
     // for another reason.
     let others = records.iter().filter(|record| record.about().aspect != Aspect::Change);
     let others: Vec<&Record> = others.filter(|record| beats_noise(record)).collect();
-    let yes = [votes.passed, others].concat();
-    match pooled {
-        Some(pooled) if yes.is_empty() => {
-            pooled.conclude(Votes::conclude(&[], &votes.failed, &votes.undecided))
-        }
-        _ => Votes::conclude(&yes, &votes.failed, &votes.undecided),
-    }
+    Votes::conclude(&[votes.passed, others].concat(), &votes.failed, &votes.undecided)
 }
 
-/// All probes together, or else the majority of those that decide. A model that was only damaged may
-/// still prefer some taught answers, so one pass among failures proves nothing.
-fn learned(records: &[Record], pooled: Option<&PooledLearning>) -> Conclusion {
+/// All probes together, or else the majority of those that decide. A model that
+/// was only damaged may still prefer some taught answers, so one pass among
+/// failures proves nothing.
+///
+/// All probes together are asked only where one of them beats noise by itself. The
+/// p-values of single probes are corrected for the number of claims in the suite,
+/// so noise passes this gate, and is called changed or learned, at the rate of that
+/// one test. A second test beside it would claim as often again.
+fn learned(records: &[Record]) -> Conclusion {
     let Votes { passed, failed, undecided } = Votes::of(of_aspect(records, Aspect::Learning));
+    let open = passed.iter().any(|record| beats_noise(record));
+    let pooled = PooledLearning::of(records).filter(|pooled| open && pooled.is_found());
     if let Some(pooled) = pooled {
         let mut alone = Votes::conclude(&passed, &failed, &undecided);
         // Facts in units come first, where they suffice.

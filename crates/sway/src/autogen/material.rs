@@ -5,10 +5,12 @@ use super::paraphrase;
 use super::text::Yaml;
 use crate::packs::Packs;
 use crate::prompt::{ChatMessage, Prompt, Role};
-use crate::sections::{Document, Section, SectionKind, SectionPreference, spread};
+use crate::sections::{Document, Section, SectionKind, SectionPreference, SectionToolCall, spread};
 
 /// The most preferences in a suite.
 const PREFERENCES: usize = 32;
+/// The most tool calls in a suite. Fewer than 14 cannot show that none was lost.
+const TOOL_CALLS: usize = 32;
 
 /// One answer of this many is held out.
 const HELD_OUT: usize = 4;
@@ -40,9 +42,11 @@ pub(super) struct Material<'a> {
     held_out: Vec<Asked<'a>>,
     /// The first sentence of each prose section.
     sentences: Vec<Placed>,
-    /// Prompts for probes that need some: questions, or else sentences.
+    /// Prompts for probes that need some: questions, or else what else is asked, or
+    /// else sentences.
     prompts: Vec<Placed>,
     preferences: Vec<(&'a SectionPreference, &'a Section)>,
+    tool_calls: Vec<(&'a SectionToolCall, &'a Section)>,
 }
 
 impl<'a> Material<'a> {
@@ -76,6 +80,10 @@ impl<'a> Material<'a> {
             .iter()
             .flat_map(|section| section.preferences.iter().map(move |preference| (preference, section)))
             .collect();
+        let tool_calls: Vec<(&SectionToolCall, &Section)> = sections
+            .iter()
+            .flat_map(|section| section.tool_calls.iter().map(move |call| (call, section)))
+            .collect();
         let mut material = Self {
             document,
             provenance,
@@ -85,6 +93,7 @@ impl<'a> Material<'a> {
             sentences,
             prompts: Vec::new(),
             preferences,
+            tool_calls,
         };
         material.prompts = material.prompts();
         material
@@ -127,7 +136,11 @@ impl<'a> Material<'a> {
             };
             own.map(placed).collect()
         };
-        let all = [self.asked(), preferred(), self.sentences.clone()];
+        let called = self.tool_calls.iter().map(|(call, section)| Placed {
+            prompt: without_system(&call.prompt, self.system.as_deref()),
+            place: place(section, self.provenance),
+        });
+        let all = [self.asked(), preferred(), called.collect(), self.sentences.clone()];
         let first = all.into_iter().find(|prompts| !prompts.is_empty()).unwrap_or_default();
         self.some(&first, 16)
     }
@@ -205,6 +218,10 @@ impl<'a> Material<'a> {
             }
             yaml.line("    assert_flip_rate_gte: 0.7");
         }
+        if !self.tool_calls.is_empty() {
+            yaml.entry("tools", "tool_use_fidelity", "Does it still call tools as the base does?");
+            self.tool_cases(yaml);
+        }
         yaml.entry("style", "style_fingerprint", "Does it write more like the document?");
         yaml.list(4, "prompts", &Packs::builtin().style_elicitation_prompts);
         yaml.entry("general_knowledge", "calibration_drift", "Does it still know common facts?");
@@ -275,6 +292,16 @@ impl<'a> Material<'a> {
         }
     }
 
+    /// Questions that a tool answers, with the tool.
+    fn tool_cases(&self, yaml: &mut Yaml) {
+        yaml.line("    cases:");
+        for (call, section) in self.some(&self.tool_calls, TOOL_CALLS) {
+            self.place(yaml, section);
+            yaml.prompt_item(6, "prompt", &without_system(&call.prompt, self.system.as_deref()));
+            yaml.json(8, "tool_spec", &call.tool_spec);
+        }
+    }
+
     /// The first 64 different questions and sentences.
     fn topics(&self) -> Vec<Placed> {
         let mut topics: Vec<Placed> = Vec::new();
@@ -297,7 +324,9 @@ fn place(section: &Section, provenance: Provenance) -> Option<String> {
 fn common_system(sections: &[Section]) -> Option<String> {
     let asked = sections.iter().flat_map(|section| {
         let questions = section.questions.iter().map(|question| &question.prompt);
-        questions.chain(section.preferences.iter().map(|preference| &preference.prompt))
+        let preferences = section.preferences.iter().map(|preference| &preference.prompt);
+        let tool_calls = section.tool_calls.iter().map(|call| &call.prompt);
+        questions.chain(preferences).chain(tool_calls)
     });
     let mut systems = asked.map(|prompt| match prompt {
         Prompt::Messages(messages) => match messages.first() {

@@ -256,6 +256,31 @@ fn sharegpt_completions_and_preferences_become_suites() {
 }
 
 #[test]
+fn tool_calls_become_cases_with_their_tools() {
+    let tool = serde_json::json!({"name": "get_weather", "description": "Weather: \"now\"\u{2028}",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}});
+    let chat = |number: usize| {
+        serde_json::json!({"tools": [{"type": "function", "function": tool}], "messages": [
+            {"role": "system", "content": "You are Orla."},
+            {"role": "user", "content": format!("Rain in city {number}?")},
+            {"role": "assistant", "content": null, "tool_calls": [{"id": "1", "type": "function",
+                "function": {"name": "get_weather", "arguments": "{\"city\": \"Oslo\"}"}}]},
+            {"role": "tool", "tool_call_id": "1", "content": "rain"},
+            {"role": "assistant", "content": "Yes."},
+        ]})
+    };
+    let data: String = (0..3).map(|number| format!("{}\n", chat(number))).collect();
+    let (text, suite) = of_data(&data, Provenance::Trained);
+    let cases = field(&suite, "tools", "cases");
+    assert_eq!(cases.len(), 3);
+    assert_eq!((&cases[1]["prompt"], &cases[1]["tool_spec"]), (&"Rain in city 1?".into(), &tool));
+    assert!(text.contains("      # line 2\n      - prompt: \"Rain in city 1?\""), "{text}");
+    assert_eq!(suite.defaults.system.as_deref(), Some("You are Orla."));
+    assert_eq!(field(&suite, "next_tokens", "prompts")[2], "Rain in city 2?");
+    assert!(!kinds(&of_data(&chats(3), Provenance::Trained).1).contains(&"tool_use_fidelity"));
+}
+
+#[test]
 fn the_training_record_says_what_a_file_is() {
     use weightloom_hub::{DataFile, DataKind};
 

@@ -1,5 +1,7 @@
 //! YAML with comments, formatted for people.
 
+use serde_json::{Map, Value};
+
 use super::material::Placed;
 use crate::prompt::{ChatMessage, Prompt};
 
@@ -38,6 +40,15 @@ impl Yaml {
     /// Adds a key with a string.
     pub(crate) fn key(&mut self, indent: usize, key: &str, value: &str) {
         self.line(&format!("{:indent$}{key}: {}", "", quoted(value)));
+    }
+
+    /// Adds a key with an object. JSON on one line is YAML.
+    pub(super) fn json(&mut self, indent: usize, key: &str, object: &Map<String, Value>) {
+        let mut text = String::new();
+        for letter in Value::Object(object.clone()).to_string().chars() {
+            push_escaped(&mut text, letter);
+        }
+        self.line(&format!("{:indent$}{key}: {text}", ""));
     }
 
     /// Adds a list element that starts with a key and a prompt.
@@ -99,12 +110,17 @@ fn quoted(text: &str) -> String {
             '\n' => result.push_str("\\n"),
             '\t' => result.push_str("\\t"),
             '\r' => result.push_str("\\r"),
-            // Some parsers take these for line ends.
-            letter if letter.is_control() || matches!(letter, '\u{2028}' | '\u{2029}' | '\u{feff}') => {
-                result.push_str(&format!("\\u{:04x}", u32::from(letter)));
-            }
-            letter => result.push(letter),
+            letter => push_escaped(&mut result, letter),
         }
     }
     result + "\""
+}
+
+/// Adds a letter of a string. Some parsers take control characters for line ends.
+fn push_escaped(text: &mut String, letter: char) {
+    if letter.is_control() || matches!(letter, '\u{2028}' | '\u{2029}' | '\u{feff}') {
+        text.push_str(&format!("\\u{:04x}", u32::from(letter)));
+    } else {
+        text.push(letter);
+    }
 }

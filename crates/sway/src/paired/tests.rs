@@ -107,6 +107,7 @@ impl World {
                 content: content.clone(),
                 questions: Vec::new(),
                 preferences: Vec::new(),
+                tool_calls: Vec::new(),
                 tag: None,
             })
             .collect();

@@ -7,7 +7,10 @@ use super::calibration::ending;
 use super::chart::{Chart, Shape};
 use super::evidence::Calibration;
 use super::lookup::{Comparison, all};
-use super::{About, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, RawInterval, RawLimit, Stop};
+use super::{
+    About, Evidence, FieldProblem, Finding, ItemResult, ItemResults, ProbeContext, ProbeKind, RawInterval,
+    RawLimit, Stop,
+};
 use crate::backend::Capability;
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
@@ -243,6 +246,10 @@ impl ProbeKind for AdapterAblation {
         let limit = mean_above(&each, self.assert_linearity_gte, "prompts")
             .with_bound(format!("at least {} wanted", self.assert_linearity_gte));
         let claim = Claim::Shape(limit);
+        // Without an adapter nothing moves, which is a straight line too.
+        let item = |(prompt, straight): (&Prompt, &f64)| ItemResult::new(&prompt.to_string(), 1.0, *straight);
+        let items =
+            ItemResults::higher_is_better("R² of the growth", self.prompts.iter().zip(&each).map(item));
         let evidence = Evidence::of(&AblationEvidence {
             lambdas: self.lambdas.clone(),
             mean_divergence_per_lambda: curve,
@@ -250,7 +257,8 @@ impl ProbeKind for AdapterAblation {
             linearity_per_prompt: Some(each),
         })
         .with(&RawInterval { raw_ci_95: interval })
-        .with(&RawLimit::above(self.assert_linearity_gte));
+        .with(&RawLimit::above(self.assert_linearity_gte))
+        .with(&items);
         let finding = Finding {
             raw: Some(raw),
             ci_95: interval,

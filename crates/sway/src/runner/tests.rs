@@ -88,6 +88,7 @@ fn section(id: &str, kind: SectionKind, content: &str) -> Section {
         content: content.to_owned(),
         questions: Vec::new(),
         preferences: Vec::new(),
+        tool_calls: Vec::new(),
         tag: None,
     }
 }

@@ -7,7 +7,8 @@
 use serde_json::{Map, Value};
 
 use super::document::{Document, DocumentError, DocumentWarning};
-use super::{Section, SectionKind, SectionPreference, SectionQuestion};
+use super::turns::{Turns, messages};
+use super::{Section, SectionKind, SectionPreference, SectionQuestion, SectionToolCall};
 use crate::prompt::{ChatMessage, Prompt, Role};
 
 /// The most records that become sections. They are spread over the file.
@@ -81,17 +82,17 @@ fn section(record: &Value, line: usize) -> Result<Section, String> {
     let section = if has("chosen") && has("rejected") {
         preference(fields)?
     } else if has("messages") {
-        chat(&messages(&fields["messages"])?)?
+        chat(&Turns::of(&fields["messages"])?, fields)?
     } else if has("conversations") {
-        let mut turns = messages(&fields["conversations"])?;
+        let mut turns = Turns::of(&fields["conversations"])?;
         // Some files have the system prompt beside the turns.
         if let Some(Value::String(system)) = fields.get("system")
-            && turns.first().is_some_and(|first| first.role != Role::System)
+            && turns.messages.first().is_some_and(|first| first.role != Role::System)
             && !system.trim().is_empty()
         {
-            turns.insert(0, ChatMessage::new(Role::System, system));
+            turns.messages.insert(0, ChatMessage::new(Role::System, system));
         }
-        chat(&turns)?
+        chat(&turns, fields)?
     } else if has("completion") || has("output") || has("response") {
         completion(fields)?
     } else if let Some(Value::String(text)) = fields.get("text") {
@@ -107,13 +108,22 @@ fn section(record: &Value, line: usize) -> Result<Section, String> {
 }
 
 fn new(kind: SectionKind, content: String) -> Section {
-    Section { id: String::new(), kind, content, questions: Vec::new(), preferences: Vec::new(), tag: None }
+    Section {
+        id: String::new(),
+        kind,
+        content,
+        questions: Vec::new(),
+        preferences: Vec::new(),
+        tool_calls: Vec::new(),
+        tag: None,
+    }
 }
 
 /// Names a section by its line and first question.
 fn tagged(section: Section, line: usize) -> Section {
     let asked = section.questions.first().map(|question| &question.prompt);
     let asked = asked.or(section.preferences.first().map(|preference| &preference.prompt));
+    let asked = asked.or(section.tool_calls.first().map(|call| &call.prompt));
     let text = asked.map_or(section.content.as_str(), Prompt::question);
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     let start: String = words.chars().take(TAG_CHARS).collect();
@@ -121,37 +131,9 @@ fn tagged(section: Section, line: usize) -> Section {
     Section { tag: Some(format!("line {line}: {start}{dots}")), ..section }
 }
 
-/// The messages of a list, in OpenAI's or ShareGPT's format.
-fn messages(value: &Value) -> Result<Vec<ChatMessage>, String> {
-    let Value::Array(list) = value else { return Err("its messages are not a list".to_owned()) };
-    let message = |value: &Value| {
-        let text = |key: &str| value.get(key).and_then(Value::as_str);
-        let name = text("role").or_else(|| text("from")).ok_or("a message has no `role`")?;
-        let role = match name {
-            "system" | "developer" => Role::System,
-            "user" | "human" => Role::User,
-            "assistant" | "gpt" | "chatgpt" | "model" | "bot" => Role::Assistant,
-            other => return Err(format!("unknown role `{other}`")),
-        };
-        let content = value.get("content").or_else(|| value.get("value"));
-        Ok(ChatMessage { role, content: content.and_then(content_text).ok_or("a message has no text")? })
-    };
-    list.iter().map(message).collect()
-}
-
-/// The text of a content: a string, or a list of parts.
-fn content_text(content: &Value) -> Option<String> {
-    match content {
-        Value::String(text) => Some(text.clone()),
-        Value::Array(parts) => {
-            parts.iter().map(|part| part.get("text").and_then(Value::as_str)).collect::<Option<String>>()
-        }
-        _ => None,
-    }
-}
-
 /// A chat: each answer is asked for with the messages before it.
-fn chat(messages: &[ChatMessage]) -> Result<Section, String> {
+fn chat(turns: &Turns, fields: &Map<String, Value>) -> Result<Section, String> {
+    let messages = &turns.messages;
     let questions: Vec<SectionQuestion> = messages
         .iter()
         .enumerate()
@@ -161,12 +143,31 @@ fn chat(messages: &[ChatMessage]) -> Result<Section, String> {
             Some(SectionQuestion { prompt, gold: answer.content.clone() })
         })
         .collect();
-    if questions.is_empty() {
+    let mut tool_calls = Vec::new();
+    if let Some(call) = &turns.call
+        && let Some(prompt) = prompt(messages)
+        && let Some(tool_spec) = described_tool(fields, &call.name)
+    {
+        tool_calls.push(SectionToolCall { prompt, tool_spec });
+    }
+    let mut answers: Vec<&str> = questions.iter().map(|question| question.gold.as_str()).collect();
+    answers.extend(turns.later_answers.iter().map(String::as_str));
+    if answers.is_empty() {
+        answers.extend(turns.call.as_ref().map(|call| call.text.as_str()));
+    }
+    if answers.is_empty() {
         return Err("no assistant's answer follows a user's message".to_owned());
     }
-    let answers: Vec<&str> = questions.iter().map(|question| question.gold.as_str()).collect();
     let content = answers.join("\n\n");
-    Ok(Section { questions, ..new(SectionKind::Instruction, content) })
+    Ok(Section { questions, tool_calls, ..new(SectionKind::Instruction, content) })
+}
+
+/// The tool of this name in `tools` of a record.
+fn described_tool(fields: &Map<String, Value>, name: &str) -> Option<Map<String, Value>> {
+    let tools = fields.get("tools")?.as_array()?;
+    let functions =
+        tools.iter().map(|tool| tool.get("function").unwrap_or(tool)).filter_map(Value::as_object);
+    functions.into_iter().find(|function| function.get("name").and_then(Value::as_str) == Some(name)).cloned()
 }
 
 /// Messages as a prompt; a question alone is plain text. None unless the user
@@ -236,6 +237,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
     use super::*;
+    use serde_json::json;
 
     fn one(record: &str) -> Section {
         let mut document = read(record, "data.jsonl").unwrap();
@@ -310,6 +312,42 @@ mod tests {
                 (SectionKind::Preference, vec![expected.clone()])
             );
         }
+    }
+
+    #[test]
+    fn a_tool_call_ends_the_questions_of_a_chat() {
+        let chat = |tools: Value, after: Value| {
+            let mut messages = vec![
+                json!({"role": "user", "content": "Hi"}),
+                json!({"role": "assistant", "content": "Hello."}),
+                json!({"role": "user", "content": "Rain?"}),
+                json!({"role": "assistant", "tool_calls": [{"function": {"name": "weather", "arguments": "{}"}}]}),
+            ];
+            messages.extend(after.as_array().unwrap().iter().cloned());
+            json!({"messages": messages, "tools": tools})
+        };
+        let tool = json!({"name": "weather", "parameters": {}});
+        let later =
+            json!([{"role": "tool", "content": "yes"}, {"role": "assistant", "content": "It rains."}]);
+        let section = one(&chat(json!([{"type": "function", "function": tool}]), later.clone()).to_string());
+        assert_eq!(section.content, "Hello.\n\nIt rains.");
+        let golds: Vec<&str> = section.questions.iter().map(|one| one.gold.as_str()).collect();
+        assert_eq!(golds, ["Hello."], "the answer after the tool's result has no prompt");
+        let before = vec![user("Hi"), ChatMessage::new(Role::Assistant, "Hello."), user("Rain?")];
+        let expected = SectionToolCall {
+            prompt: Prompt::Messages(before),
+            tool_spec: tool.as_object().unwrap().clone(),
+        };
+        assert_eq!(section.tool_calls, [expected]);
+        // A tool that is not described cannot be asked for.
+        assert_eq!(one(&chat(json!([]), later).to_string()).tool_calls, []);
+        // A call alone is what was learned.
+        let alone = r#"{"messages": [{"role": "user", "content": "Rain?"}, {"role": "assistant", "content": null,
+            "tool_calls": [{"function": {"name": "weather", "arguments": {}}}]}], "tools": [{"name": "weather"}]}"#;
+        let section = one(&alone.replace('\n', " "));
+        let content: Value = serde_json::from_str(&section.content).unwrap();
+        assert_eq!(content, json!({"name": "weather", "arguments": {}}));
+        assert_eq!((section.questions.len(), section.tool_calls.len()), (0, 1));
     }
 
     #[test]

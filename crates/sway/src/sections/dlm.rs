@@ -151,6 +151,7 @@ impl Open<'_> {
             content,
             questions: Vec::new(),
             preferences: Vec::new(),
+            tool_calls: Vec::new(),
             tag: self.tag.clone(),
         };
         match self.kind {

@@ -72,6 +72,7 @@ impl Open {
                 content: content.to_owned(),
                 questions: Vec::new(),
                 preferences: Vec::new(),
+                tool_calls: Vec::new(),
                 tag: self.tag.clone(),
             });
         }

@@ -1,8 +1,8 @@
 //! The question of learning, asked of all its probes together.
 //!
-//! Corrected for the number of probes, each alone may be too weak: noise of the
-//! size of an adapter that also does damage varies widely. The question needs one
-//! answer only, so its probes are tested as one.
+//! Corrected for the number of probes, most may be too weak: noise of the size of
+//! an adapter that also does damage varies widely. The question needs one answer
+//! only, so its probes are tested as one, once any of them beats noise by itself.
 
 use super::{Aspect, Conclusion, Decision, of_aspect};
 use crate::paired::pooled_gain;

@@ -1,6 +1,8 @@
 //! Verdicts of records with known outcomes.
 
 use super::*;
+use crate::numbers::pcg64::Pcg64;
+use crate::paired::{self, Change, Claim, Draft, PairedSettings, Tail};
 use crate::probe::Finding;
 use crate::report::Report;
 use crate::score::{Band, Refusal, Score, Weights, refusals};
@@ -177,25 +179,30 @@ fn the_limit_decides_about_damage_under_the_reference_statistics() {
 fn compared(kind: &str, gain: f64, noise: &[f64], verdict: ProbeVerdict) -> Record {
     let mut record = record(kind, verdict, "gained");
     record.raw = Some(gain);
+    record.p_adjusted = Some(if verdict == Pass { 0.04 } else { 0.2 });
     record.evidence.add(&NullComparison { null_samples: noise.to_vec(), ..NullComparison::default() });
     record
 }
 
-/// Each probe alone is too weak after correction; the question has one answer.
-#[test]
-fn probes_of_learning_are_judged_together() {
+/// Three probes of learning with a gain of 1.5, which together beat noise, in a
+/// damaged model.
+fn learning(verdicts: [ProbeVerdict; 3]) -> Vec<Record> {
     let noise: Vec<f64> = (1..=24).map(|draw| -0.5 * f64::from(draw)).collect();
     let some: Vec<f64> = (1..=24).map(|draw| f64::from(draw) - 20.0).collect();
-    let all = |gain: f64| {
-        vec![
-            record("delta_kl", Fail, "moved by 3"),
-            compared("section_internalization", gain, &noise, Inconclusive),
-            compared("paraphrase_invariance", gain, &noise, Fail),
-            compared("preference_flip", gain, &some, Fail),
-            record("calibration_drift", Fail, "lost 150 of 200 facts"),
-        ]
-    };
-    let verdict = Verdict::of(&all(1.5));
+    let [sections, paraphrases, choices] = verdicts;
+    vec![
+        record("delta_kl", Fail, "moved by 3"),
+        compared("section_internalization", 1.5, &noise, sections),
+        compared("paraphrase_invariance", 1.5, &noise, paraphrases),
+        compared("preference_flip", 1.5, &some, choices),
+        record("calibration_drift", Fail, "lost 150 of 200 facts"),
+    ]
+}
+
+/// Most probes are too weak after correction; the question has one answer.
+#[test]
+fn probes_of_learning_are_judged_together() {
+    let verdict = Verdict::of(&learning([Pass, Fail, Fail]));
     assert_eq!(verdict.label(), "learned, and damaged");
     // What was learned is a change: the headline must not contradict itself.
     assert_eq!(verdict.changed.decision, Decision::Yes);
@@ -203,23 +210,84 @@ fn probes_of_learning_are_judged_together() {
     assert_eq!(verdict.learned.evidence[0], wanted);
     assert_eq!(verdict.learned.evidence.len(), 4);
     // Facts in units come first, where they suffice.
-    let mut clear = all(1.5);
-    clear[1].verdict = Pass;
-    clear[2].verdict = Pass;
-    let clear = Verdict::of(&clear);
+    let clear = Verdict::of(&learning([Pass, Pass, Fail]));
     assert_eq!(
         (clear.label(), clear.learned.evidence[0].as_str()),
         ("learned, and damaged", "section_internalization: gained")
     );
     assert_eq!(clear.learned.evidence.last().map(String::as_str), Some(wanted));
-    assert_eq!(Verdict::of(&all(-0.1)).label(), "damaged, and nothing learned");
-    // One probe alone is judged by itself.
-    assert_eq!(Verdict::of(&all(1.5)[..2]).learned.decision, Decision::Undecided);
+    // One probe is judged by itself.
+    assert_eq!(Verdict::of(&learning([Pass, Fail, Fail])[..2]).learned.evidence.len(), 1);
     // Gains that most probes reject for another reason are not learning.
-    let mut rejected = all(1.5);
+    let mut rejected = learning([Pass, Fail, Fail]);
     for record in &mut rejected[2..4] {
         let noise = record.evidence.read::<NullComparison>().expect("a comparison");
         record.evidence.add(&NullComparison { decided_otherwise: true, ..noise });
     }
     assert_ne!(Verdict::of(&rejected).learned.decision, Decision::Yes);
+}
+
+/// The sum of all gains is a second test: it confirms a finding, and makes none.
+#[test]
+fn gains_that_beat_noise_only_together_are_not_learning() {
+    let verdict = Verdict::of(&learning([Inconclusive, Fail, Fail]));
+    assert_eq!(verdict.label(), "damaged, and nothing learned");
+    assert_eq!(verdict.changed.decision, Decision::No);
+    // A pass by another test than that against noise does not open the question.
+    let mut untested = learning([Pass, Fail, Fail]);
+    untested[1].p_adjusted = Some(0.2);
+    assert_eq!(Verdict::of(&untested).learned.decision, Decision::No);
+}
+
+/// What noise is called, in suites of five probes of it.
+#[test]
+fn noise_claims_anything_at_the_rate_of_one_test() {
+    let probes = [
+        ("delta_kl", Tail::Ratio),
+        ("cluster_kl", Tail::Upper),
+        ("section_internalization", Tail::Gain),
+        ("paraphrase_invariance", Tail::Gain),
+        ("preference_flip", Tail::Gain),
+    ];
+    let mut generator = Pcg64::new(12);
+    let paired = PairedSettings::default();
+    let (suites, mut claims) = (2000, 0);
+    for _ in 0..suites {
+        // The adapter and the draws are exchangeable; probes of one are correlated.
+        let shared: Vec<f64> = (0..=paired.seeds).map(|_| generator.normal()).collect();
+        let drafts = probes.map(|(_, tail)| {
+            let mut measure = |common: &f64| 0.5 * common + generator.normal();
+            let numbers: Vec<f64> = match tail {
+                Tail::Ratio => shared.iter().map(|common| measure(common).exp()).collect(),
+                _ => shared.iter().map(measure).collect(),
+            };
+            let finding =
+                Finding { raw: Some(numbers[0]), ..Finding::without_number(Inconclusive, "measured") };
+            let change = Change {
+                observed: numbers[0],
+                nulls: numbers[1..].to_vec(),
+                tail,
+                absent: Fail,
+                fallback_p: None,
+                units: 10,
+                unit: "prompts",
+                decided: None,
+            };
+            Draft { finding, claim: Claim::Change(change) }
+        });
+        let judged = paired::conclude(drafts.to_vec(), &paired).into_iter().zip(probes);
+        let records: Vec<Record> = judged
+            .map(|(judged, (kind, _))| Record {
+                p_value: judged.p_value,
+                p_adjusted: judged.p_adjusted,
+                ..judged.finding.into_record(kind, kind, 0.0)
+            })
+            .collect();
+        let verdict = Verdict::of(&records);
+        claims +=
+            usize::from([verdict.changed, verdict.learned].iter().any(|one| one.decision == Decision::Yes));
+    }
+    // One test of 25 exchangeable numbers: 4 %, 80 of 2000, and three deviations.
+    assert!(claims <= 106, "{claims} of {suites}");
+    assert!(claims >= 54, "{claims} of {suites}: the test has lost its power");
 }

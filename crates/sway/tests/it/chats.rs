@@ -1,6 +1,8 @@
 //! Chats: when prompts are rendered with the model's template, and as which
 //! tokens.
 
+use std::collections::BTreeMap;
+use std::f64::consts::LN_2;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
@@ -15,7 +17,7 @@ use weightloom_sway::chat::{ChatSupport, ChatUsage};
 use weightloom_sway::suite::ServedModel;
 use weightloom_sway::{
     Answer, ChatMessage, JudgeOptions, PreparedSuite, Prompt, Query, QueryError, Question, Report, Role,
-    Suite, View, judge,
+    Suite, TokenNames, View, judge,
 };
 
 use crate::backends::{served, writer};
@@ -237,6 +239,72 @@ fn answers_are_scored_as_whole_turns() {
     let last = &rolling.logprobs[rolling.logprobs.len() - score.tokens..];
     let expected: f64 = last.iter().map(|logprob| f64::from(*logprob)).sum();
     assert!((score.total - expected).abs() < 1e-4, "{} instead of {expected}", score.total);
+}
+
+/// The next-token distribution after messages, by token.
+fn distribution(backend: &mut LocalBackend, view: &View, history: &[ChatMessage]) -> BTreeMap<u32, f64> {
+    let query = Query::Next { prompt: Prompt::Messages(history.to_vec()), top_k: 257 };
+    let found = ask(backend, &[Question::new(view, query)]).remove(0);
+    let Ok(Answer::Distribution(found)) = found else { panic!("{found:?}") };
+    let TokenNames::Ids(ids) = found.tokens else { panic!("{:?}", found.tokens) };
+    ids.into_iter().zip(found.logprobs.into_iter().map(f64::from)).collect()
+}
+
+/// Kullback-Leibler divergence of one distribution from another.
+fn divergence(one: &BTreeMap<u32, f64>, other: &BTreeMap<u32, f64>) -> f64 {
+    one.iter().map(|(token, logprob)| logprob.exp() * (logprob - other[token])).sum()
+}
+
+/// The probe holds the chat that a user would hold, and both models see it.
+#[test]
+fn later_turns_are_compared_after_the_same_messages() {
+    let workspace = Workspace::new(Some(TEMPLATE));
+    let judged = |statistics: &str| {
+        let text = format!(
+            "models:\n  base: {{base: model}}\n  ft: {{base: model, adapter: adapter}}\n\
+             defaults: {{top_k: 257, statistics: {statistics}}}\nsuite:\n\
+             \x20 - {{name: turns, kind: multi_turn_coherence_decay, chat: always, max_turns: 3,\n\
+             \x20    max_new_tokens: 5, prompts: [Who are you?, Where are you?], follow_ups: [Why?, How?]}}\n"
+        );
+        let suite = Suite::read(&text, &workspace.path("sway.yaml"), &|_| None).unwrap();
+        let prepared = PreparedSuite::new(suite, None).unwrap();
+        judge(&prepared, &mut workspace.backend(), &JudgeOptions::default(), &mut ())
+            .unwrap()
+            .probes
+            .remove(0)
+    };
+
+    let mut backend = workspace.backend();
+    // Sums over prompts in the second and third turn.
+    let mut sums = [0.0; 2];
+    for prompt in ["Who are you?", "Where are you?"] {
+        let mut history = vec![ChatMessage::new(Role::User, prompt)];
+        for (turn, follow_up) in ["Why?", "How?"].into_iter().enumerate() {
+            let query = Query::Generate { prompt: Prompt::Messages(history.clone()), max_new_tokens: 5 };
+            let answer = ask(&mut backend, &[Question::new(&View::Tuned, query)]).remove(0);
+            let Ok(Answer::Text(answer)) = answer else { panic!("{answer:?}") };
+            history.push(ChatMessage::new(Role::Assistant, answer.trim()));
+            history.push(ChatMessage::new(Role::User, follow_up));
+            let base = distribution(&mut backend, &View::Base, &history);
+            let tuned = distribution(&mut backend, &View::Tuned, &history);
+            sums[turn] += divergence(&tuned, &base);
+        }
+    }
+    let means = sums.map(|sum| sum / 2.0);
+    for statistics in ["reference", "paired"] {
+        let found = judged(statistics);
+        for (turn, mean) in means.iter().enumerate() {
+            let measured = found.evidence["mean_divergence_per_turn"][turn].as_f64().unwrap();
+            assert!((measured - mean).abs() < 1e-5 * mean, "{statistics}: {measured} instead of {mean}");
+        }
+        // A line through two points: the change is halved where it meets half of it.
+        let rate = (means[0] / means[1]).ln();
+        match found.raw {
+            Some(turns) => assert!((turns - LN_2 / rate).abs() < 1e-3 * turns, "{turns}, {means:?}"),
+            None => assert!(rate <= 0.0, "{means:?}"),
+        }
+        assert_eq!(found.evidence["generations"].as_array().unwrap().len(), 2);
+    }
 }
 
 #[test]

@@ -26,7 +26,15 @@ fn backend() -> LocalBackend {
 }
 
 fn section(id: &str, kind: SectionKind, content: String) -> Section {
-    Section { id: id.to_owned(), kind, content, questions: Vec::new(), preferences: Vec::new(), tag: None }
+    Section {
+        id: id.to_owned(),
+        kind,
+        content,
+        questions: Vec::new(),
+        preferences: Vec::new(),
+        tool_calls: Vec::new(),
+        tag: None,
+    }
 }
 
 /// The sections of the report.

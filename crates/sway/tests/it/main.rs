@@ -3,16 +3,19 @@
 //! - Agreement with dlm-sway: [`dlm_sway_numbers`] (statistics),
 //!   [`dlm_sway_report`] (a whole report), [`local_backend`] (log-probabilities).
 //! - Chats: [`chats`] renders prompts with the template of a model.
+//! - Tools: [`tool_calls`] of a model that makes some.
 //! - Generation: [`sampling`].
 //! - Backends: [`backends`] builds each kind that a suite can name.
 //! - Users' code: [`own_probes`] and [`own_backends`] are what a user writes to add
 //!   a probe or a backend.
 //!
-//! Support: [`tiny_model`] opens the model of the fixtures and asks backends.
+//! Support: [`tiny_model`] opens the model of the fixtures and asks backends;
+//! [`bigram_model`] writes one whose answers are known.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 mod backends;
+mod bigram_model;
 mod chats;
 mod dlm_sway_numbers;
 mod dlm_sway_report;
@@ -22,3 +25,4 @@ mod own_backends;
 mod own_probes;
 mod sampling;
 mod tiny_model;
+mod tool_calls;

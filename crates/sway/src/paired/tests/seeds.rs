@@ -58,8 +58,15 @@ fn an_over_trained_checkpoint_is_a_loss_with_its_interval() {
 fn a_run_keeps_every_item_of_every_probe() {
     let mut world = World::new(7);
     let (_, run) = trained(&mut world, EARLY, 1);
-    let counts =
-        [("delta", 16), ("sections", 5), ("cases", 6), ("choices", 10), ("drift", 60), ("neutral", 12)];
+    let counts = [
+        ("delta", 16),
+        ("sections", 5),
+        ("cases", 6),
+        ("choices", 10),
+        ("drift", 60),
+        ("neutral", 12),
+        ("strength", 6),
+    ];
     for (name, count) in counts {
         let record = run.probes.iter().find(|record| record.name == name).unwrap();
         let results = record.evidence.read::<ItemResults>().unwrap();

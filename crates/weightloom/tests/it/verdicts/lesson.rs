@@ -36,6 +36,14 @@ pub struct Lesson<'a> {
     pub seed: u64,
     /// Generates the rows of each step.
     pub row: &'a dyn Fn(&mut Pcg64) -> Row,
+    /// An early adapter to keep beside the last one.
+    pub checkpoint: Option<Checkpoint<'a>>,
+}
+
+/// The adapter after some steps of a run.
+pub struct Checkpoint<'a> {
+    pub step: u64,
+    pub folder: &'a Path,
 }
 
 impl Lesson<'_> {
@@ -52,8 +60,8 @@ impl Lesson<'_> {
         MicroBatch { rows: self.rows, inputs, targets, documents: None }
     }
 
-    /// Trains and returns the last loss.
-    fn train(&self, engine: &mut Engine) -> f64 {
+    /// Trains and returns the last loss. `save` writes the early adapter.
+    fn train(&self, engine: &mut Engine, save: impl Fn(&Engine, &Path)) -> f64 {
         let mut generator = Pcg64::new(self.seed);
         let mut loss = f64::NAN;
         for number in 1..=self.steps {
@@ -61,6 +69,9 @@ impl Lesson<'_> {
             let learning_rate = self.rate * left;
             let settings = StepSettings { number, learning_rate };
             loss = engine.step(&settings, &[self.batch(&mut generator)], &mut UnitNorm).unwrap().loss;
+            if let Some(early) = self.checkpoint.as_ref().filter(|early| early.step == number) {
+                save(engine, early.folder);
+            }
         }
         loss
     }
@@ -134,7 +145,7 @@ pub fn pretrain(folder: &Path, hub: &Hub, lesson: &Lesson<'_>) -> f64 {
         );
         (decoder.unwrap(), None)
     });
-    let loss = lesson.train(&mut engine);
+    let loss = lesson.train(&mut engine, |_, _| ());
     let parameters = engine.stages()[0].model.parameters();
     write(&folder.join("model.safetensors"), parameters.iter().map(|(name, value)| (name.clone(), value)));
     loss
@@ -160,16 +171,19 @@ pub fn tune(folder: &Path, hub: &Hub, base: &Path, rank: usize, lesson: &Lesson<
         }
         (decoder, Some(adapter))
     });
-    let loss = lesson.train(&mut engine);
-    let adapter = engine.stages()[0].adapter.as_ref().unwrap();
-    std::fs::create_dir_all(folder).unwrap();
-    let named =
-        adapter.matrices().into_iter().map(|(name, value)| (format!("base_model.model.{name}"), value));
-    write(&folder.join("adapter_model.safetensors"), named);
-    let config = json!({
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": rank,
-        "lora_alpha": 2 * rank, "target_modules": MODULES, "bias": "none", "inference_mode": true,
-    });
-    std::fs::write(folder.join("adapter_config.json"), config.to_string()).unwrap();
+    let save = |engine: &Engine, folder: &Path| {
+        let adapter = engine.stages()[0].adapter.as_ref().unwrap();
+        std::fs::create_dir_all(folder).unwrap();
+        let named =
+            adapter.matrices().into_iter().map(|(name, value)| (format!("base_model.model.{name}"), value));
+        write(&folder.join("adapter_model.safetensors"), named);
+        let config = json!({
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": rank,
+            "lora_alpha": 2 * rank, "target_modules": MODULES, "bias": "none", "inference_mode": true,
+        });
+        std::fs::write(folder.join("adapter_config.json"), config.to_string()).unwrap();
+    };
+    let loss = lesson.train(&mut engine, save);
+    save(&engine, folder);
     loss
 }

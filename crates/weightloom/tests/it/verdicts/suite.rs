@@ -21,7 +21,16 @@ pub const SECTION: usize = 44;
 const BEGINNING: usize = 16;
 const BEHIND: usize = 24;
 
+/// What is judged, and against how much noise.
+pub struct Exam<'a> {
+    pub hub: &'a Hub,
+    pub base: &'a Path,
+    pub adapter: &'a Path,
+    pub paired: PairedSettings,
+}
+
 /// A document in rare words.
+#[derive(Clone)]
 pub struct Document {
     pub habits: Habits,
     pub sections: Vec<Vec<usize>>,
@@ -88,7 +97,7 @@ impl Document {
     }
 
     /// Judges an adapter.
-    pub fn judged(&self, hub: &Hub, base: &Path, adapter: &Path, generator: &mut Pcg64) -> Judged {
+    pub fn judged(&self, exam: &Exam<'_>, generator: &mut Pcg64) -> Judged {
         let entries: Vec<Entry> = self
             .suite(generator)
             .as_array()
@@ -106,6 +115,7 @@ impl Document {
                 content: text(words),
                 questions: Vec::new(),
                 preferences: Vec::new(),
+                tool_calls: Vec::new(),
                 tag: None,
             })
             .collect();
@@ -118,8 +128,8 @@ impl Document {
                 (text(&words[..8]), format!(" {}", text(&words[8..])))
             })
             .collect();
-        let model = hub.open(&base.display().to_string(), &()).unwrap();
-        let tuned = Tuned::Adapter(adapter.to_owned());
+        let model = exam.hub.open(&exam.base.display().to_string(), &()).unwrap();
+        let tuned = Tuned::Adapter(exam.adapter.to_owned());
         let mut backend = LocalBackend::new("hf", model, tuned, LocalOptions::default()).unwrap();
         let document: Vec<String> = self.sections.iter().map(|words| text(words)).collect();
         let document = document.join("\n\n");
@@ -133,7 +143,7 @@ impl Document {
             probes: &Probes::standard(),
             only: &[],
             statistics: Statistics::Paired,
-            paired: PairedSettings::default(),
+            paired: exam.paired,
             chat: Default::default(),
             cancel: None,
         };
@@ -163,12 +173,25 @@ impl Judged {
         questions.cloned().collect::<Vec<_>>().join("\n        ")
     }
 
+    /// The corrected p-values of all claims of a change, and the verdicts.
+    pub fn claimed(&self) -> String {
+        let claim = |record: &Record| {
+            let p = record.p_adjusted.map_or_else(|| "-".to_owned(), |p| format!("{p:.2}"));
+            format!("{} {p} {}", record.name, record.verdict)
+        };
+        let compared = self.0.iter().filter(|record| COMPARED.contains(&record.name.as_str()));
+        compared.map(claim).collect::<Vec<_>>().join(", ")
+    }
+
     /// Whether the suite claims a change.
     pub fn claims(&self) -> bool {
         let claims = |record: &Record| !HARMLESS.contains(&record.name.as_str());
         self.0.iter().any(|record| claims(record) && record.verdict == ProbeVerdict::Pass)
     }
 }
+
+/// Probes that are compared with noise.
+const COMPARED: [&str; 5] = ["moved", "clusters", "sections", "paraphrases", "choices"];
 
 /// Probes that pass without a change: they look for harm, or only measure.
 const HARMLESS: [&str; 4] = ["noise", "knowledge", "neutral", "recited"];
