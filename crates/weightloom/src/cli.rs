@@ -39,11 +39,13 @@ use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write as _};
 use std::process::ExitCode;
+use std::sync::Once;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 use weightloom::gang::GangOptions;
+use weightloom::hub::text::panics_are_caught;
 use weightloom::launch::{ExitStatus, LaunchError, MpiJob};
 
 use failure::Failure;
@@ -293,6 +295,7 @@ impl RankArgs {
 /// ```
 pub fn run<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> ExitCode {
     let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    stay_silent_about_caught_panics();
     let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
         Err(error) => return usage(&error, &arguments),
@@ -344,6 +347,19 @@ pub fn run<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> ExitCod
             ExitCode::from(failure.code())
         }
     }
+}
+
+/// Leaves out panics of parsers that become errors: the errors are printed.
+fn stay_silent_about_caught_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let report = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if !panics_are_caught() {
+                report(panic);
+            }
+        }));
+    });
 }
 
 /// Time for rank 0 to print an error.

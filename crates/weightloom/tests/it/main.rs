@@ -4,6 +4,7 @@
 //! - `sway_tools`: `watch`, `pack`, `unpack` and `mine`.
 //! - `docs`, `examples`: every command and config that users are shown.
 //! - `located`: run folders, adapters and `org/name` in place of models.
+//! - `hostile_files`: files without an end, and files that make a parser panic.
 //! - `hostile_names`: names with control characters.
 //! - `signatures`: signed checkpoints.
 //! - `two_writers`: two processes that write the same target.
@@ -24,6 +25,7 @@ mod docs;
 mod examples;
 #[cfg(unix)]
 mod gguf_file;
+mod hostile_files;
 mod hostile_names;
 mod located;
 mod models;
