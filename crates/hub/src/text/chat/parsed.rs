@@ -1,9 +1,9 @@
 //! A parsed template.
 //!
 //! What the engine makes of a template borrows from its text, so a thread keeps
-//! both until the template is dropped. It hands conversations on to threads of
-//! their own, so that they are rendered at the same time and return the memory
-//! of their stacks.
+//! both until the template is dropped. It starts another thread for each
+//! conversation: they are rendered at the same time, and return the memory of
+//! their stacks.
 
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, Builder, Scope};
