@@ -5,6 +5,8 @@
 //! run. Set `WEIGHTLOOM_BENCH_JSON` to a folder to keep the rows of each
 //! benchmark as JSON; the `report` binary makes `docs/benchmarks.md` of them.
 
+#![forbid(unsafe_code)]
+
 mod interleaved;
 pub mod page;
 mod peer;

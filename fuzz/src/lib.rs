@@ -17,6 +17,8 @@ pub mod models_probe;
 pub mod probe;
 pub mod requests;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 pub use libfuzzer_sys;
 
 #[global_allocator]
@@ -58,6 +60,10 @@ pub const TARGETS: &[(&str, Target)] = &[
 const MEMORY: usize = 64 << 20;
 const MEMORY_PER_BYTE: usize = 64;
 
+/// The most memory that an input took so far; larger records are reported in steps.
+static RECORD: AtomicUsize = AtomicUsize::new(0);
+const RECORD_STEP: usize = 64 << 10;
+
 /// Defines the entry point of libFuzzer for a target.
 #[macro_export]
 macro_rules! fuzz {
@@ -91,6 +97,10 @@ pub fn named_by_environment() -> String {
 pub fn run(input: &[u8]) {
     let target = TARGET.get().expect("the target is selected first");
     let ((), most) = allocation::most_held(|| target(input));
+    if most > RECORD.load(Ordering::Relaxed).saturating_add(RECORD_STEP) {
+        RECORD.store(most, Ordering::Relaxed);
+        eprintln!("memory of an input: {most} bytes for {} bytes", input.len());
+    }
     let limit = MEMORY + MEMORY_PER_BYTE * input.len();
     if most > limit {
         eprintln!("{} bytes of input took {most} bytes of memory, limit {limit}", input.len());

@@ -10,7 +10,7 @@
 //! the last one to commit wins. Writers that must not overtake each other take
 //! a [`TargetLock`]; a [`StagingFolder`] has one, so that a folder has one
 //! writer at a time. [`check_free_space`] refuses what cannot fit, before
-//! anything is written.
+//! anything is written, and [`read_text`] what has no end.
 //!
 //! ```
 //! use weightloom_files::{Durability, write_atomic};
@@ -27,11 +27,13 @@
 mod atomic;
 mod error;
 mod lock;
+mod read;
 mod space;
 mod staging;
 
 pub use atomic::{AtomicFile, Durability, sync_folder, write_atomic};
 pub use error::WriteError;
 pub use lock::{FileLock, TargetLock};
+pub use read::read_text;
 pub use space::check_free_space;
 pub use staging::{StagingFolder, remove_abandoned_files, remove_abandoned_staging};

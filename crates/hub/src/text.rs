@@ -22,6 +22,7 @@
 //! ```
 
 mod bpe;
+mod caught_panic;
 mod chat;
 mod error;
 mod folder_tokenizer;
@@ -37,6 +38,7 @@ mod tokenizer;
 mod tokenizer_config;
 mod tokenizer_limits;
 
+pub use caught_panic::panics_are_caught;
 pub use chat::{
     ChatContext, ChatError, ChatTemplate, ChatTemplates, GenerationPrompt, InvalidMessage, Message,
     OrderedJson, RenderedAnswer, Timestamp,

@@ -94,7 +94,9 @@ impl QuickCheck<'_> {
 
 /// The base model that an adapter's config names.
 pub fn base_of(folder: &Path) -> Option<String> {
-    let text = std::fs::read_to_string(folder.join("adapter_config.json")).ok()?;
+    let file = folder.join("adapter_config.json");
+    // Opening a pipe would wait for its writer.
+    let text = file.is_file().then(|| std::fs::read_to_string(file))?.ok()?;
     let config: Value = serde_json::from_str(&text).ok()?;
     // PEFT's key, then MLX's.
     let named = config.get("base_model_name_or_path").or_else(|| config.get("model"))?.as_str()?;

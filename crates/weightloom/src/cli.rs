@@ -40,11 +40,13 @@ use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write as _};
 use std::process::ExitCode;
+use std::sync::Once;
 use std::time::Duration;
 
 use clap::{Args, FromArgMatches, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 use weightloom::gang::GangOptions;
+use weightloom::hub::text::panics_are_caught;
 use weightloom::launch::{ExitStatus, LaunchError, MpiJob};
 use weightloom::{App, Registry, app};
 
@@ -303,6 +305,7 @@ pub fn run<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> ExitCod
 
 /// Runs a program with the given arguments.
 pub(crate) fn run_app(app: &App, arguments: &[OsString]) -> ExitCode {
+    stay_silent_about_caught_panics();
     let mut command = app.command();
     let parsed = command.try_get_matches_from_mut(arguments).and_then(|mut matches| {
         Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
@@ -365,6 +368,19 @@ pub(crate) fn run_app(app: &App, arguments: &[OsString]) -> ExitCode {
             ExitCode::from(failure.code())
         }
     }
+}
+
+/// Leaves out panics of parsers that become errors: the errors are printed.
+fn stay_silent_about_caught_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let report = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if !panics_are_caught() {
+                report(panic);
+            }
+        }));
+    });
 }
 
 /// Time for rank 0 to print an error.

@@ -4,6 +4,8 @@
 //! Candle's fused operations have no gradient, so differentiated cases compose
 //! basic ones.
 
+#![forbid(unsafe_code)]
+
 use std::io::BufRead as _;
 use std::time::{Duration, Instant};
 

@@ -12,7 +12,7 @@ use std::sync::Barrier;
 use std::thread;
 
 use weightloom_errors::Hint as _;
-use weightloom_files::{AtomicFile, Durability, write_atomic};
+use weightloom_files::{AtomicFile, Durability, read_text, write_atomic};
 
 fn names(folder: &Path) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(folder)
@@ -117,4 +117,11 @@ fn replaces_a_symbolic_link_instead_of_following_it() {
     write_atomic(&link, b"link", Durability::None).unwrap();
     assert_eq!(fs::read_to_string(&file).unwrap(), "file");
     assert_eq!(fs::read_to_string(&link).unwrap(), "link");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_without_an_end_is_an_error() {
+    let error = read_text(Path::new("/dev/zero"), 1000).unwrap_err();
+    assert_eq!(error.to_string(), "cannot read `/dev/zero`: it has more than 1000 bytes");
 }

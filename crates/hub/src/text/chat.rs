@@ -10,6 +10,7 @@ mod error;
 mod generation_tag;
 mod guard;
 mod message;
+mod parsed;
 mod python;
 mod rewrite;
 mod timestamp;
@@ -22,7 +23,7 @@ pub use timestamp::Timestamp;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, OnceLock};
 
 use minijinja::machinery::{self, CodeGenerator, Instructions, Token};
 use minijinja::syntax::SyntaxConfig;
@@ -34,6 +35,7 @@ use super::folder_tokenizer;
 use super::gguf_metadata::GgufMetadata;
 use super::tokenizer_config::{ReadFile, TokenizerFiles};
 use budget::Stop;
+use parsed::ParsedTemplate;
 use weight::{NODE_WORK, Weight};
 
 /// Name of the template in its environment.
@@ -56,9 +58,9 @@ const MAX_LINE_CHARS: usize = 65_000;
 /// Each `elif` nests in the one before it.
 const MAX_BRANCHES: usize = 1024;
 
-/// Templates are parsed and run on a separate thread, because nested
-/// expressions need stack: a few kilobytes for each of the tokens of a tag.
-/// Only used pages take memory.
+/// Templates are parsed and run on separate threads, because nested expressions
+/// need stack: a few kilobytes for each of the tokens of a tag. Only used pages
+/// take memory.
 const STACK_BYTES: usize = 128 << 20;
 
 /// Whether the text ends with the start of an assistant message.
@@ -83,32 +85,38 @@ pub struct ChatContext {
     pub variables: Vec<(String, OrderedJson)>,
 }
 
-/// A chat template.
+/// A chat template. It is parsed once.
 #[derive(Debug)]
 pub struct ChatTemplate {
     source: String,
     tokens: Vec<(&'static str, String)>,
+    parsed: OnceLock<ParsedTemplate>,
 }
 
 impl ChatTemplate {
     /// Checks the syntax of a template.
     pub fn new(source: &str) -> Result<Self, ChatError> {
         let template = Self::unchecked(source.to_owned());
-        on_thread(|| compile(&generation_tag::replace(template.checked_length()?)).map(|_| ()))?;
+        template.parsed()?;
         Ok(template)
     }
 
-    /// A template that is parsed when it is rendered.
+    /// A template that is parsed when it is rendered for the first time.
     fn unchecked(source: String) -> Self {
-        Self { source, tokens: Vec::new() }
+        Self { source, tokens: Vec::new(), parsed: OnceLock::new() }
     }
 
-    fn checked_length(&self) -> Result<&str, ChatError> {
+    fn parsed(&self) -> Result<&ParsedTemplate, ChatError> {
+        if let Some(parsed) = self.parsed.get() {
+            return Ok(parsed);
+        }
         let bytes = self.source.len();
         if bytes > MAX_TEMPLATE_BYTES {
             return Err(ChatError::LongTemplate { bytes, limit: MAX_TEMPLATE_BYTES });
         }
-        Ok(&self.source)
+        // Of several at once the first one stays.
+        let parsed = ParsedTemplate::new(&self.source)?;
+        Ok(self.parsed.get_or_init(|| parsed))
     }
 
     /// Adds special tokens that the template can use by name, such as
@@ -154,25 +162,11 @@ impl ChatTemplate {
         let add = Value::from(prompt == GenerationPrompt::Add);
         variables.insert("add_generation_prompt".to_owned(), add);
 
-        let source = self.checked_length()?;
-        let text = on_thread(|| run(&generation_tag::replace(source), Value::from_pairs(variables)))?;
+        let text = self.parsed()?.render(Value::from_pairs(variables))?;
         if text.len() > MAX_TEXT_BYTES {
             return Err(ChatError::LongText { limit: MAX_TEXT_BYTES });
         }
         Ok(text)
-    }
-}
-
-/// Runs a function on a thread with a large stack.
-fn on_thread<T: Send>(run: impl FnOnce() -> Result<T, ChatError> + Send) -> Result<T, ChatError> {
-    let ended = std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, run);
-        thread.map(std::thread::ScopedJoinHandle::join)
-    });
-    match ended {
-        Ok(Ok(result)) => result,
-        Ok(Err(_)) => Err(ChatError::Panicked),
-        Err(error) => Err(ChatError::Thread { message: error.to_string() }),
     }
 }
 
@@ -213,12 +207,11 @@ fn check_nesting(source: &str) -> Result<(), ChatError> {
     Ok(())
 }
 
-fn run(source: &str, variables: Value) -> Result<String, ChatError> {
-    let (instructions, blocks) = compile(source)?;
+fn run((instructions, blocks): &Compiled<'_>, variables: Value) -> Result<String, ChatError> {
     let mut text = String::new();
     let mut out = machinery::make_string_output(&mut text);
     let environment: &Environment<'_> = &ENVIRONMENT;
-    machinery::eval(environment, &instructions, variables, &blocks, &mut out, AutoEscape::None)
+    machinery::eval(environment, instructions, variables, blocks, &mut out, AutoEscape::None)
         .map_err(|error| ChatError::failed(&error))?;
     Ok(text)
 }

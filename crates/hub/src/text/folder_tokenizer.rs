@@ -21,11 +21,19 @@ const END_OF_TEXT: &str = "<|endoftext|>";
 
 /// Reads files of a folder.
 pub(super) fn file_reader(folder: &Path) -> impl Fn(&str) -> Result<Option<Vec<u8>>, TextError> + '_ {
-    |file| match std::fs::read(folder.join(file)) {
+    |file| match read_file(&folder.join(file)) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(TextError::Read { file: file.to_owned(), message: error.to_string() }),
     }
+}
+
+/// Reads a file. Opening a pipe would wait for its writer.
+fn read_file(path: &Path) -> std::io::Result<Vec<u8>> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(ErrorKind::InvalidInput.into());
+    }
+    std::fs::read(path)
 }
 
 /// Builds the tokenizer of a folder.

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,6 +10,7 @@ use serde_json::{Value, json};
 use tokenizers::processors::PostProcessorWrapper;
 use weightloom_checkpoint::formats::gguf::GgufValue;
 
+use super::caught_panic::catch;
 use super::error::TextError;
 use super::streamer::Streamer;
 use super::token_decoder::TokenDecoder;
@@ -311,8 +311,8 @@ impl fmt::Debug for Tokenizer {
 /// error like any other.
 pub(super) fn parse(bytes: &[u8]) -> Result<tokenizers::Tokenizer, TextError> {
     let broken = || TextError::invalid("tokenizer.json", &"the merges do not fit the vocabulary");
-    catch_unwind(AssertUnwindSafe(|| tokenizers::Tokenizer::from_bytes(bytes)))
-        .map_err(|_| broken())?
+    catch(|| tokenizers::Tokenizer::from_bytes(bytes))
+        .ok_or_else(broken)?
         .map_err(|error| TextError::invalid("tokenizer.json", &error))
 }
 

@@ -5,13 +5,12 @@
 //! regular expressions that give up on a text: the library would treat the
 //! rest of the text as one piece, and its tokens would be wrong.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use fancy_regex::Regex;
 use serde_json::Value;
 use tokenizers::models::ModelWrapper;
 use tokenizers::{NormalizedString, Normalizer};
 
+use super::caught_panic::catch;
 use super::error::TextError;
 
 /// Limit for texts to encode: the library needs about a hundred bytes per byte.
@@ -102,9 +101,9 @@ pub(super) fn check_patterns(
 
 /// Runs a part of the library. It panics on some invalid files.
 pub(super) fn guarded<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, TextError> {
-    match catch_unwind(AssertUnwindSafe(run)) {
-        Ok(result) => result.map_err(|error| TextError::Encode { message: error.to_string() }),
-        Err(_) => Err(TextError::Panicked),
+    match catch(run) {
+        Some(result) => result.map_err(|error| TextError::Encode { message: error.to_string() }),
+        None => Err(TextError::Panicked),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Hostile chat templates end with an error or a small text, soon and within
 //! bounded memory. Each is parsed and rendered on the stack that chats have.
 
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use weightloom_hub::text::{
@@ -276,6 +277,52 @@ fn templates_are_parsed_when_they_are_rendered() {
     let context = ChatContext::default();
     let rendered = templates.pick(&context).unwrap().render(&[], GenerationPrompt::Leave, &context);
     assert!(matches!(rendered, Err(ChatError::LongTag { .. })), "{rendered:?}");
+}
+
+/// A server renders a template for every request. Parsing this one takes far
+/// longer than rendering it.
+#[test]
+fn templates_are_parsed_once() {
+    let unused = repeated("{{ messages[0].content | trim }}", 20_000);
+    let source = format!("{{% if tools %}}{unused}{{% endif %}}{{{{ messages[0].content }}}}");
+    let start = Instant::now();
+    let template = ChatTemplate::new(&source).unwrap();
+    let parsing = start.elapsed();
+    let start = Instant::now();
+    for number in 0..50 {
+        let text = format!("Hi {number}");
+        let messages = [Message::new("user", text.as_str())];
+        let rendered = template.render(&messages, GenerationPrompt::Leave, &ChatContext::default());
+        assert_eq!(rendered.unwrap(), text);
+    }
+    let rendering = start.elapsed();
+    assert!(rendering < 10 * parsing, "50 conversations took {rendering:?}, parsing {parsing:?}");
+}
+
+#[test]
+fn conversations_are_rendered_at_the_same_time() {
+    let template = ChatTemplate::new("{% for m in messages %}{{ m.content }}{% endfor %}").unwrap();
+    let start = Barrier::new(8);
+    std::thread::scope(|scope| {
+        for number in 0..8 {
+            let (template, start) = (&template, &start);
+            scope.spawn(move || {
+                start.wait();
+                for _ in 0..20 {
+                    let text = format!("{number} ").repeat(1000);
+                    let messages = [Message::new("user", text.as_str())];
+                    let context = ChatContext::default();
+                    assert_eq!(template.render(&messages, GenerationPrompt::Leave, &context).unwrap(), text);
+                }
+            });
+        }
+    });
+    // An error is an answer like any other.
+    let stops = ChatTemplate::new("{% if messages %}{{ raise_exception('no') }}{% endif %}x").unwrap();
+    let context = ChatContext::default();
+    let refused = stops.render(&[Message::new("user", "Hi")], GenerationPrompt::Leave, &context);
+    assert!(matches!(refused, Err(ChatError::Refused { .. })), "{refused:?}");
+    assert_eq!(stops.render(&[], GenerationPrompt::Leave, &context).unwrap(), "x");
 }
 
 /// A conversation of several megabytes is not an attack.

@@ -33,8 +33,9 @@ pub enum Chats {
 
 /// The tiny model, as if it were made for texts of this length.
 pub fn generator(positions: usize, chats: Chats) -> TextGenerator {
-    // Fuzz targets use this file too, from another folder.
-    let folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    // Fuzz targets use this file too, from another folder, or where the sources are not.
+    let roots = [PathBuf::from(env!("CARGO_MANIFEST_DIR")), std::env::current_dir().unwrap()];
+    let folders = roots.iter().flat_map(|root| root.ancestors());
     let mut folders = folders.map(|folder| folder.join("crates/models/tests/fixtures/llama"));
     let folder: PathBuf = folders.find(|folder| folder.is_dir()).unwrap();
     let mut config: Map<String, Value> =

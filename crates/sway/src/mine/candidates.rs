@@ -3,10 +3,13 @@
 use std::path::Path;
 
 use serde_json::Value;
-use weightloom_errors::FileError;
+use weightloom_files::read_text;
 
 use super::MineError;
 use crate::sections::Document;
+
+/// The largest file that is read.
+const MAX_TEXT: u64 = 1 << 30;
 
 /// The most characters of a text that are used as a prompt.
 const LONGEST: usize = 400;
@@ -32,7 +35,7 @@ impl Candidates {
     pub fn read_file(file: &Path) -> Result<Self, MineError> {
         let name = file.display().to_string();
         let ending = file.extension().unwrap_or_default().to_string_lossy().to_lowercase();
-        let text = || std::fs::read_to_string(file).map_err(FileError::while_trying_to("read", file));
+        let text = || read_text(file, MAX_TEXT);
         match ending.as_str() {
             "jsonl" => Self::of_records(&text()?, &name),
             "txt" => Ok(Self::of_texts(text()?.lines())),

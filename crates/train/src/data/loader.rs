@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
-use weightloom_errors::FileError;
+use weightloom_files::read_text;
 use weightloom_hub::TrainingData;
 use weightloom_hub::text::{ChatTemplate, ChatTemplates, Tokenizer};
 
@@ -388,10 +389,12 @@ fn stream(settings: &DataSettings) -> Result<RowStream, DataError> {
     })
 }
 
+/// The largest file that is read as a chat template.
+const MAX_TEMPLATE: u64 = 16 << 20;
+
 /// Reads a chat template, with the names of the tokenizer's special tokens.
 fn read_template(file: &str, tokenizer: &Tokenizer) -> Result<ChatTemplate, DataError> {
-    let text = std::fs::read_to_string(file)
-        .map_err(FileError::while_trying_to("read", std::path::Path::new(file)))?;
+    let text = read_text(Path::new(file), MAX_TEMPLATE)?;
     let template = ChatTemplate::new(&text)
         .map_err(|source| DataError::TemplateFile { file: file.to_owned(), source })?;
     let ids = [

@@ -8,7 +8,7 @@ use clap::{Args, ValueHint};
 use serde::Serialize;
 use weightloom::Registry;
 use weightloom::checkpoint::{PublicKey, Scope, SignatureError, SigningKey, Source, sign};
-use weightloom::errors::FileError;
+use weightloom_files::read_text;
 
 use super::failure::Failure;
 use super::hub::ArgumentError;
@@ -63,8 +63,9 @@ pub(super) fn public_key(file: &Path) -> Result<PublicKey, Failure> {
 }
 
 fn key_text(file: &Path) -> Result<String, Failure> {
-    let read = std::fs::read_to_string(file).map_err(FileError::while_trying_to("read", file));
-    read.map_err(|error| Failure::user(&error))
+    /// Keys have some hundred bytes.
+    const LIMIT: u64 = 1 << 16;
+    read_text(file, LIMIT).map_err(|error| Failure::user(&error))
 }
 
 /// Signatures cover folders.

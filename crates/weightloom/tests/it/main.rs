@@ -7,6 +7,7 @@
 //! - `environments`, `strictness`, `dataset_cards`: cards of environments and
 //!   datasets, and checkpoints that do not match.
 //! - `located`: run folders, adapters and `org/name` in place of models.
+//! - `hostile_files`: files without an end, and files that make a parser panic.
 //! - `hostile_names`: names with control characters.
 //! - `signatures`: signed checkpoints.
 //! - `two_writers`: two processes that write the same target.
@@ -29,6 +30,7 @@ mod environments;
 mod examples;
 #[cfg(unix)]
 mod gguf_file;
+mod hostile_files;
 mod hostile_names;
 mod located;
 mod models;

@@ -6,9 +6,12 @@ use std::process::ExitCode;
 use thiserror::Error;
 use weightloom::errors::{FileError, Hint};
 use weightloom::sway::Report;
-use weightloom_files::{Durability, write_atomic};
+use weightloom_files::{Durability, read_text, write_atomic};
 
 use super::super::failure::Failure;
+
+/// The largest suite or report that is read.
+const MAX_TEXT: u64 = 256 << 20;
 
 /// Why a file cannot be written.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -34,8 +37,7 @@ impl Hint for TargetError {
 }
 
 pub(super) fn text_of(file: &Path) -> Result<String, Failure> {
-    let read = std::fs::read_to_string(file).map_err(FileError::while_trying_to("read", file));
-    read.map_err(|error| Failure::user(&error))
+    read_text(file, MAX_TEXT).map_err(|error| Failure::user(&error))
 }
 
 pub(super) fn report_of(file: &Path) -> Result<Report, Failure> {

@@ -1,11 +1,12 @@
 //! Training, saving, resuming, serving, converting and judging on bad days.
 //!
 //! Processes are killed at random moments, disks are full, folders read-only, memory
-//! short, checkpoints damaged. Every result is compared with that of an undisturbed run.
+//! short, checkpoints damaged, and a web server is slow and fails. Every result is compared with that of an undisturbed run.
 //! The test takes half a minute; `scripts/soak 60` runs it for an hour.
 
 mod fault;
 mod model;
+mod storage;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -19,6 +20,7 @@ use crate::train::interruptions::Dice;
 use crate::train::place::{Place, ended};
 use fault::{Ended, Fault};
 use model::Judging;
+use storage::BadStorage;
 
 const STEPS: u64 = 40;
 
@@ -47,10 +49,12 @@ struct Soak {
     all_recorded: bool,
     fingerprint: String,
     converted: String,
+    file: String,
     losses: Vec<f64>,
     /// How long an undisturbed run takes.
     duration: Duration,
     judging: Judging,
+    storage: BadStorage,
 }
 
 #[test]
@@ -88,8 +92,10 @@ impl Soak {
         Self {
             fingerprint: place.fingerprint(MODEL),
             converted: place.fingerprint("expected"),
+            file: place.fingerprint(&format!("expected/{}", storage::NAME)),
             losses: place.losses("whole"),
             judging: Judging::new(&place, MODEL),
+            storage: BadStorage::start(fs::read(place.path("expected").join(storage::NAME)).unwrap(), seed),
             place,
             dice: Dice(seed),
             operations: BTreeMap::new(),
@@ -102,10 +108,11 @@ impl Soak {
 
     /// One operation with one fault.
     fn round(&mut self) {
-        match self.dice.below(10) {
+        match self.dice.below(12) {
             0 => self.serve(),
             1 => self.judge(),
             2 => self.convert(),
+            3 => self.download(),
             _ => self.train(),
         }
     }
@@ -270,6 +277,24 @@ impl Soak {
         assert!(exists || !succeeded, "{ended:?}");
         if exists {
             assert_eq!(self.place.fingerprint("copy"), self.converted, "{fault:?}");
+            self.place.remove("copy");
+        }
+    }
+
+    /// Converts a file of a server that is slow and fails now and then.
+    fn download(&mut self) {
+        let fault = [Fault::None, Fault::Kill, Fault::FullDisk][self.dice.below(3) as usize];
+        let (url, before) = (self.storage.url(), self.storage.faults());
+        let Some(ended) = self.run(fault, &["convert", &url, "copy", "--to", "hf"]) else { return };
+        count(&mut self.operations, "download");
+        *self.faults.entry("slow or failing storage").or_default() += self.storage.faults() - before;
+        // Retries have an end, so that a command may fail without any other fault.
+        let gave_up = ended.status.code() == Some(3) && ended.stderr.contains("error");
+        let succeeded = !gave_up && ended.check(fault);
+        let exists = self.place.path("copy").exists();
+        assert!(exists || !succeeded, "{ended:?}");
+        if exists {
+            assert_eq!(self.place.fingerprint("copy"), self.file, "{fault:?}");
             self.place.remove("copy");
         }
     }
