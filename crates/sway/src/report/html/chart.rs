@@ -169,9 +169,13 @@ fn bar_table(
     }
     let scale = Scale::new(bars.iter().map(|bar| bar.value).chain([0.0]), 0.0, 100.0);
     let has_intervals = bars.iter().any(|bar| bar.interval.is_some());
+    let decimals = decimals(&bars);
     let row = |one: &ChartBar| {
         let (zero, end) = (scale.at(0.0), scale.at(one.value));
-        let mut numbers = vec![short(one.value)];
+        let mut numbers = vec![match decimals {
+            Some(decimals) => format::grouped(one.value, decimals),
+            None => short(one.value),
+        }];
         numbers.extend(has_intervals.then(|| format::interval(one.interval)));
         let bar = Bar {
             from: format!("{:.2}", zero.min(end)),
@@ -185,6 +189,17 @@ fn bar_table(
     heads.extend(has_intervals.then(|| "95 % interval".to_owned()));
     heads.push(format!("{} to {}", short(scale.low), short(scale.high)));
     Some(Figure { id, title, svg: None, columns: heads, rows: bars.iter().map(row).collect() })
+}
+
+/// Decimals that all numbers of a column share, unless they are very small or large.
+fn decimals(bars: &[ChartBar]) -> Option<usize> {
+    let largest = bars.iter().map(|bar| bar.value.abs()).fold(0.0, f64::max);
+    match largest {
+        _ if bars.iter().all(|bar| bar.value.fract() == 0.0) && largest > 1.0 => Some(0),
+        _ if !(0.01..1e6).contains(&largest) => None,
+        _ if largest >= 10.0 => Some(1),
+        _ => Some(3),
+    }
 }
 
 fn layers(record: &Record, index: usize, limits: Limits) -> Vec<Figure> {
