@@ -100,16 +100,15 @@ fn moved(drop: f64) -> String {
 }
 
 /// The sections that gained most and least, in words; nothing for a single one.
-fn extremes(lifts: &[Lift<'_>]) -> String {
-    let by_gain = |one: &&Lift<'_>, other: &&Lift<'_>| one.own().total_cmp(&other.own());
-    let named = |lift: &Lift<'_>| {
-        let tag = lift.section.tag.as_deref().filter(|tag| !tag.trim().is_empty());
-        let label: String = tag.unwrap_or(&lift.section.id).chars().take(LABEL_LETTERS).collect();
-        format!("“{label}”, {:.1} %", 100.0 * lift.own())
+fn extremes(gains: &[(&str, f64)]) -> String {
+    let by_gain = |one: &&(&str, f64), other: &&(&str, f64)| one.1.total_cmp(&other.1);
+    let named = |(label, gain): (&str, f64)| {
+        let label: String = label.chars().take(LABEL_LETTERS).collect();
+        format!("“{label}”, {:.1} %", 100.0 * gain)
     };
-    match (lifts.iter().max_by(by_gain), lifts.iter().min_by(by_gain)) {
-        (Some(most), Some(least)) if most.own() > least.own() => {
-            format!(" (most: {}; least: {})", named(most), named(least))
+    match (gains.iter().max_by(by_gain), gains.iter().min_by(by_gain)) {
+        (Some(most), Some(least)) if most.1 > least.1 => {
+            format!(" (most: {}; least: {})", named(*most), named(*least))
         }
         _ => String::new(),
     }
@@ -127,6 +126,12 @@ impl Lift<'_> {
     /// The share of the loss that fine-tuning removed.
     fn own(&self) -> f64 {
         relative_drop(self.base, self.tuned)
+    }
+
+    /// What readers call the section: its tag, or its id.
+    fn label(&self) -> &str {
+        let tag = self.section.tag.as_deref().filter(|tag| !tag.trim().is_empty());
+        tag.unwrap_or(&self.section.id)
     }
 
     fn evidence(&self, leak_lift: f64, threshold: f64) -> SectionEvidence {
@@ -319,7 +324,7 @@ impl ProbeKind for SectionInternalization {
                 format!(
                     "the loss of sections {} on average{}; that of neutral text {}",
                     moved(raw),
-                    extremes(&lifts),
+                    extremes(&lifts.iter().map(|lift| (lift.label(), lift.own())).collect::<Vec<_>>()),
                     moved(control)
                 ),
             )
@@ -378,5 +383,23 @@ impl ProbeKind for SectionInternalization {
                 bars: found.per_section.iter().filter_map(bar).collect(),
             },
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_says_what_was_learned_most_and_least() {
+        let gains =
+            [("line 1: Who are you?", 0.75), ("line 2: Hello!", 0.25), ("line 3: How old are you?", 0.5)];
+        assert_eq!(
+            extremes(&gains),
+            " (most: “line 1: Who are you?”, 75.0 %; least: “line 2: Hello!”, 25.0 %)"
+        );
+        assert_eq!(extremes(&gains[..1]), "");
+        // A loss that rose did not drop by a negative share.
+        assert_eq!([moved(0.739), moved(-0.122)], ["dropped by 73.9 %", "rose by 12.2 %"]);
     }
 }

@@ -276,3 +276,25 @@ pub(super) fn short(value: f64) -> String {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_a_column_have_as_many_decimals() {
+        let bars = |values: &[f64]| -> Vec<ChartBar> {
+            let bar = |&value: &f64| ChartBar { label: "a".to_owned(), value, interval: None };
+            values.iter().map(bar).collect()
+        };
+        let numbers = |values: &[f64]| -> Vec<String> {
+            let limits = Limits { probes: 9, charts: 9, marks: 9, items: 9, generations: 9, letters: 99 };
+            let figure = bar_table("a".to_owned(), "a".to_owned(), ["a", "b"], bars(values), limits);
+            figure.expect("it has bars").rows.into_iter().flat_map(|row| row.numbers).collect()
+        };
+        assert_eq!(numbers(&[0.21, -0.0263, 0.1045]), ["0.210", "-0.026", "0.105"]);
+        assert_eq!(numbers(&[75.0, 91.54]), ["75.0", "91.5"]);
+        assert_eq!(numbers(&[3.0, 12.0]), ["3", "12"]);
+        assert_eq!(numbers(&[0.000_2, 0.000_1]), ["0.0002", "0.0001"]);
+    }
+}
