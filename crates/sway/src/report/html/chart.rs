@@ -292,7 +292,7 @@ mod tests {
             let figure = bar_table("a".to_owned(), "a".to_owned(), ["a", "b"], bars(values), limits);
             figure.expect("it has bars").rows.into_iter().flat_map(|row| row.numbers).collect()
         };
-        assert_eq!(numbers(&[0.21, -0.0263, 0.1045]), ["0.210", "-0.026", "0.105"]);
+        assert_eq!(numbers(&[0.21, -0.0263, 0.1046]), ["0.210", "-0.026", "0.105"]);
         assert_eq!(numbers(&[75.0, 91.54]), ["75.0", "91.5"]);
         assert_eq!(numbers(&[3.0, 12.0]), ["3", "12"]);
         assert_eq!(numbers(&[0.000_2, 0.000_1]), ["0.0002", "0.0001"]);

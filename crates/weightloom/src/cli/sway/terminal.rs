@@ -24,13 +24,12 @@ enum Width {
 }
 
 impl Width {
-    /// The width of the terminal. Tables in files and pipes are as wide as in a
-    /// terminal of 100 columns, where names of kinds would be cut.
+    /// The width of the terminal. A file takes lines of any length.
     fn of_terminal() -> Self {
         match terminal_size::terminal_size() {
             Some((columns, _)) if columns.0 < 80 => Self::Narrow,
-            Some((columns, _)) if columns.0 >= 140 => Self::Wide,
-            _ => Self::Middle,
+            Some((columns, _)) if columns.0 < 140 => Self::Middle,
+            _ => Self::Wide,
         }
     }
 }
