@@ -186,7 +186,9 @@ fn described(
     source: &Source,
     output: Output,
 ) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
-    let is_folder_of_model = matches!(args.to, TargetFormat::Hf | TargetFormat::Native);
+    // A part of a model is none that could be loaded.
+    let is_whole = args.include.is_empty() && args.exclude.is_empty();
+    let is_folder_of_model = is_whole && matches!(args.to, TargetFormat::Hf | TargetFormat::Native);
     if !is_folder_of_model || source.index.format() != Format::Gguf {
         return Ok(BTreeMap::new());
     }
