@@ -1,11 +1,12 @@
 //! Errors of finding and loading models.
 
 use std::fmt;
+use std::path::Path;
 
 use serde::Serialize;
 use serde::ser::{SerializeStruct as _, Serializer};
 use weightloom_checkpoint::CheckpointError;
-use weightloom_errors::{Hint, name_list};
+use weightloom_errors::{Hint, name_list, nearest};
 use weightloom_gang::GangsError;
 use weightloom_layout::{DType, Shape};
 use weightloom_nn::NnError;
@@ -102,7 +103,11 @@ impl Hint for HubError {
             Self::Card(error) => error.hint(),
             Self::Address(error) => error.hint(),
             Self::Locate(error) => error.hint(),
-            Self::Fetch(error) | Self::BareRepository { source: error, .. } => error.hint(),
+            Self::BareRepository { name, source } => match near_path(Path::new(name)) {
+                Some(near) => Some(format!("did you mean the folder `{near}`?")),
+                None => source.hint(),
+            },
+            Self::Fetch(error) => error.hint(),
             Self::Text(error) => error.hint(),
             Self::Chat(error) => error.hint(),
             Self::TrainingData(error) => error.hint(),
@@ -119,6 +124,16 @@ impl Hint for HubError {
             Self::Gangs(error) => error.hint(),
         }
     }
+}
+
+/// The path beside a missing one that has a similar name.
+fn near_path(missing: &Path) -> Option<String> {
+    let (folder, name) = (missing.parent()?, missing.file_name()?.to_str()?);
+    let beside = std::fs::read_dir(folder).ok()?;
+    let names: Vec<String> =
+        beside.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let near = nearest(name, names.iter().map(String::as_str))?;
+    Some(folder.join(near).display().to_string())
 }
 
 /// All differences between the tensors of a checkpoint and of a model.

@@ -147,6 +147,12 @@ fn write_parameters(model: &dyn nn::Model, folder: &Path) -> Result<(), HubError
     Ok(())
 }
 
+/// The files beside the weights of a Hugging Face folder: configuration, tokenizer,
+/// chat template and generation defaults.
+pub fn folder_files(model: &Model, dtype: Option<DType>) -> Result<BTreeMap<String, Vec<u8>>, HubError> {
+    assets(model, model.config(), dtype)
+}
+
 /// The files beside the weights.
 fn assets(
     model: &Model,

@@ -37,7 +37,8 @@ pub use adapter::{AdapterError, load_adapter};
 pub use config::{ConfigError, ConfigValue, FamilyConfig, Fields, apply_overrides};
 pub use error::{CheckpointMismatch, HubError};
 pub use export::{
-    ExportOptions, config_file, config_file_from, export, save_model, text_files, text_files_of_folder,
+    ExportOptions, config_file, config_file_from, export, folder_files, save_model, text_files,
+    text_files_of_folder,
 };
 pub use families::{Families, FamilyError, arch_config};
 pub use family::{AnyFamily, Family, FamilyTypes, SharedFamily};

@@ -23,7 +23,7 @@ mod limit;
 #[cfg(test)]
 mod tests;
 
-pub use claim::{Change, Claim, Draft, Limit, PairedSettings, Tail};
+pub use claim::{Change, Claim, Draft, EffectUnit, Limit, PairedSettings, Tail};
 pub use family::{Concluded, conclude};
 pub(crate) use family::{holm, pooled_gain};
 pub(crate) use limit::most_hits;

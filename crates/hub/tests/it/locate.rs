@@ -157,6 +157,14 @@ fn a_bare_name_that_is_nowhere_says_so() {
 }
 
 #[test]
+fn a_misspelled_path_is_compared_with_what_is_beside_it() {
+    let place = tempfile::tempdir().unwrap();
+    // Tests run in the folder of the crate.
+    let error = hub(place.path()).locate("src/fetchh", &()).unwrap_err();
+    assert_eq!(error.hint().unwrap(), "did you mean the folder `src/fetch`?");
+}
+
+#[test]
 fn a_bare_name_is_found_in_the_cache() {
     let place = tempfile::tempdir().unwrap();
     let root = place.path().join("hub/models--org--tiny");

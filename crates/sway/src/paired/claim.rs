@@ -160,8 +160,44 @@ pub struct Change {
     pub units: usize,
     /// What a unit is.
     pub unit: &'static str,
+    /// What the numbers are measured in.
+    pub effect_unit: EffectUnit,
     /// A verdict that holds whatever the test says, with its reason.
     pub decided: Option<(ProbeVerdict, String)>,
+}
+
+/// What the number of a probe is measured in, as messages write it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EffectUnit {
+    /// Nats of a whole answer, or of a divergence.
+    Nats,
+    /// Nats per token.
+    NatsPerToken,
+    /// A share, written in percent.
+    Percent,
+    /// A number without a unit.
+    Plain,
+}
+
+impl EffectUnit {
+    /// The range of numbers, as in `0.010 to 0.034 nats`; with two significant
+    /// digits where the usual decimals would show none.
+    pub(super) fn range(self, values: &[f64]) -> String {
+        let (factor, usual, suffix) = match self {
+            Self::Nats => (1.0, 3, " nats"),
+            Self::NatsPerToken => (1.0, 3, " nats per token"),
+            Self::Percent => (100.0, 1, " %"),
+            Self::Plain => (1.0, 3, ""),
+        };
+        let low = factor * values.iter().copied().fold(f64::INFINITY, f64::min);
+        let high = factor * values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let largest = low.abs().max(high.abs());
+        let decimals = match largest > 0.0 && largest < 10_f64.powi(1 - usual) {
+            true => (1.0 - largest.log10().floor()).min(12.0) as usize,
+            false => usual as usize,
+        };
+        format!("{low:.decimals$} to {high:.decimals$}{suffix}")
+    }
 }
 
 /// The claim that a number stays within a limit.

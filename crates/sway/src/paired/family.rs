@@ -201,7 +201,7 @@ fn changed(
         (*verdict, reason.clone())
     } else if adjusted <= paired.level {
         let reason = match deviation {
-            Some(_) => format!("noise of the same size gives {}", range(&change.nulls)),
+            Some(_) => format!("noise of the same size gives {}", change.effect_unit.range(&change.nulls)),
             None => "the signs agree".to_owned(),
         };
         (ProbeVerdict::Pass, reason)
@@ -220,7 +220,10 @@ fn changed(
     } else if deviation.is_none() {
         (ProbeVerdict::Fail, "the signs disagree".to_owned())
     } else {
-        (change.absent, format!("noise of the same size gives as much: {}", range(&change.nulls)))
+        (
+            change.absent,
+            format!("noise of the same size gives as much: {}", change.effect_unit.range(&change.nulls)),
+        )
     };
     finding.verdict = verdict;
     finding.score =
@@ -234,19 +237,6 @@ fn changed(
         decided_otherwise: change.decided.is_some(),
     });
     Concluded { finding, p_value: Some(p), p_adjusted: Some(adjusted) }
-}
-
-/// The range of numbers, as in `0.010 to 0.034`; with two significant digits where
-/// three decimals would show none.
-fn range(values: &[f64]) -> String {
-    let low = values.iter().copied().fold(f64::INFINITY, f64::min);
-    let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let largest = low.abs().max(high.abs());
-    let decimals = match largest > 0.0 && largest < 0.01 {
-        true => (1.0 - largest.log10().floor()).min(12.0) as usize,
-        false => 3,
-    };
-    format!("{low:.decimals$} to {high:.decimals$}")
 }
 
 /// A change without a test: no noise, and no fallback.
@@ -297,6 +287,7 @@ fn limited(mut finding: Finding, limit: &Limit, adjusted: f64, paired: &PairedSe
 
 #[cfg(test)]
 mod tests {
+    use super::super::EffectUnit;
     use super::*;
     use crate::numbers::pcg64::Pcg64;
 
@@ -309,6 +300,7 @@ mod tests {
             fallback_p: None,
             units: 10,
             unit: "prompts",
+            effect_unit: EffectUnit::Plain,
             decided: None,
         };
         Draft { finding: Finding::skip("x"), claim: Claim::Change(change) }
@@ -316,11 +308,21 @@ mod tests {
 
     #[test]
     fn small_numbers_keep_their_digits() {
+        let range = |values: &[f64]| EffectUnit::Plain.range(values);
         assert_eq!(range(&[0.034, 0.01]), "0.010 to 0.034");
         assert_eq!(range(&[0.00002, 0.00087]), "0.00002 to 0.00087");
         assert_eq!(range(&[-0.000_000_31, 0.0]), "-0.00000031 to 0.00000000");
         assert_eq!(range(&[0.0, 0.0]), "0.000 to 0.000");
         assert_eq!(range(&[9.629, 18.888]), "9.629 to 18.888");
+    }
+
+    #[test]
+    fn ranges_have_units() {
+        let ends = [-0.0059, 0.0235];
+        assert_eq!(EffectUnit::Percent.range(&ends), "-0.6 to 2.4 %");
+        assert_eq!(EffectUnit::Percent.range(&[0.000_02, 0.0003]), "0.002 to 0.030 %");
+        assert_eq!(EffectUnit::Nats.range(&ends), "-0.006 to 0.024 nats");
+        assert_eq!(EffectUnit::NatsPerToken.range(&ends), "-0.006 to 0.024 nats per token");
     }
 
     #[test]
@@ -507,6 +509,7 @@ mod tests {
                 fallback_p,
                 units,
                 unit: "prompts",
+                effect_unit: EffectUnit::Plain,
                 decided,
             }),
         };

@@ -227,7 +227,7 @@ impl ProbeKind for CalibrationDrift {
         let little = mean_above(&drift.changes, self.assert_mean_delta_gte, "items");
         let most = most_hits(total, self.assert_fraction_regressed_lt);
         let limit = Limit {
-            bound: format!("limit {most} of {total} facts, {:+} nats", self.assert_mean_delta_gte),
+            bound: format!("limit {most} of {total} facts, {:+} nats per token", self.assert_mean_delta_gte),
             within: few.within.max(little.within),
             // Either may exceed the limit, so each test gets half of the level.
             beyond: (2.0 * few.beyond.min(little.beyond)).min(1.0),

@@ -15,7 +15,7 @@ use crate::backend::Capability;
 use crate::category::Category;
 use crate::numbers::bootstrap::interval;
 use crate::numbers::{DivergenceKind, kmeans, mean, population_variance};
-use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
+use crate::paired::{Change, Claim, Draft, EffectUnit, PairedSettings, Tail};
 use crate::prompt::Prompt;
 use crate::record::ProbeVerdict;
 use crate::verdict::Aspect;
@@ -288,6 +288,7 @@ impl ProbeKind for ClusterKl {
             fallback_p: None,
             units: topics.divergences.len(),
             unit: "prompts",
+            effect_unit: EffectUnit::Plain,
             decided: None,
         };
         Ok(Draft { finding, claim: Claim::Change(change) })

@@ -11,7 +11,7 @@ use super::{
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::{DivergenceKind, mean};
-use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
+use crate::paired::{Change, Claim, Draft, EffectUnit, PairedSettings, Tail};
 use crate::prompt::Prompt;
 use crate::record::ProbeVerdict;
 use crate::verdict::Aspect;
@@ -132,7 +132,7 @@ impl ProbeKind for DeltaKl {
         let interval = mean_interval(&divergences, context.seed);
         let least = self.assert_mean_gte;
         let small = interval.is_some_and(|[_, high]| high < least);
-        let mut decided = small.then(|| (ProbeVerdict::Fail, format!("it is below {least}")));
+        let mut decided = small.then(|| (ProbeVerdict::Fail, format!("it is below {least} nats")));
         if nulls.is_empty() && !small {
             let clear = interval.is_some_and(|[low, _]| low >= least);
             let verdict = if clear { ProbeVerdict::Pass } else { ProbeVerdict::Inconclusive };
@@ -142,7 +142,10 @@ impl ProbeKind for DeltaKl {
             raw: Some(raw),
             ci_95: interval,
             evidence: self.evidence(&divergences, interval),
-            ..Finding::without_number(ProbeVerdict::Fail, format!("next-token predictions moved by {raw:.4}"))
+            ..Finding::without_number(
+                ProbeVerdict::Fail,
+                format!("next-token predictions moved by {raw:.4} nats"),
+            )
         };
         let change = Change {
             observed: raw,
@@ -152,6 +155,7 @@ impl ProbeKind for DeltaKl {
             fallback_p: None,
             units: divergences.len(),
             unit: "prompts",
+            effect_unit: EffectUnit::Nats,
             decided,
         };
         Ok(Draft { finding, claim: Claim::Change(change) })

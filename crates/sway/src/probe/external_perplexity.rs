@@ -207,7 +207,7 @@ impl ProbeKind for ExternalPerplexity {
             ..finding
         };
         let limit = mean_above(&changes, self.assert_mean_delta_gte, "chunks")
-            .with_bound(format!("limit {:+} nats", self.assert_mean_delta_gte));
+            .with_bound(format!("limit {:+} nats per token", self.assert_mean_delta_gte));
         Ok(Draft { finding, claim: Claim::Limit(limit) })
     }
 }

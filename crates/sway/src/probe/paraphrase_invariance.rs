@@ -16,7 +16,7 @@ use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
 use crate::numbers::sign_flip_test::sign_flip_test;
 use crate::numbers::student_t::TTest;
-use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
+use crate::paired::{Change, Claim, Draft, EffectUnit, PairedSettings, Tail};
 use crate::prompt::Prompt;
 use crate::record::ProbeVerdict;
 use crate::verdict::Aspect;
@@ -299,6 +299,7 @@ impl ProbeKind for ParaphraseInvariance {
             fallback_p: Some(sign_flip_test(&judged, context.seed)),
             units: gains.len(),
             unit: "cases",
+            effect_unit: EffectUnit::NatsPerToken,
             decided,
         };
         Ok(Draft { finding, claim: Claim::Change(change) })

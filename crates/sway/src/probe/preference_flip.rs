@@ -14,7 +14,7 @@ use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
 use crate::numbers::sign_flip_test::sign_flip_test;
-use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
+use crate::paired::{Change, Claim, Draft, EffectUnit, PairedSettings, Tail};
 use crate::record::ProbeVerdict;
 use crate::sections::SectionKind;
 use crate::verdict::Aspect;
@@ -294,6 +294,7 @@ impl ProbeKind for PreferenceFlip {
             fallback_p: Some(sign_flip_test(&changes, context.seed)),
             units: changes.len(),
             unit: "preferences",
+            effect_unit: EffectUnit::Nats,
             decided: None,
         };
         Ok(Draft { finding, claim: Claim::Change(change) })

@@ -176,7 +176,14 @@ impl ProbeKind for PromptCollapse {
         }
         let test = fading.test(self.assert_half_life_tokens);
         let raw = fading.half_life();
+        let longest = self.context_lengths.iter().copied().max().unwrap_or(0);
         let message = match raw {
+            // A half-life beyond what was measured is extrapolated, and its number says little.
+            Some(raw) if raw > longest as f64 => {
+                format!(
+                    "more than half of the change remains after {longest} tokens, the longest context tried"
+                )
+            }
             Some(raw) => format!("the change is halved after {raw:.0} tokens"),
             None => "the change does not fade".to_owned(),
         };

@@ -15,12 +15,15 @@ use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
 use crate::numbers::sign_flip_test::sign_flip_test;
 use crate::numbers::student_t::TTest;
-use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
+use crate::paired::{Change, Claim, Draft, EffectUnit, PairedSettings, Tail};
 use crate::prompt::Prompt;
 use crate::record::ProbeVerdict;
 use crate::sections::{Section, SectionKind};
 use crate::statistics::Statistics;
 use crate::verdict::Aspect;
+
+/// The most characters of a section's label in a message.
+const LABEL_LETTERS: usize = 60;
 
 /// The loss that each section lost, compared with the other sections.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -90,6 +93,27 @@ struct NeutralEvidence {
     effective_ci_95: Option<[f64; 2]>,
 }
 
+/// A relative drop of a loss in words: `dropped by 12.3 %`.
+fn moved(drop: f64) -> String {
+    let direction = if drop < 0.0 { "rose" } else { "dropped" };
+    format!("{direction} by {:.1} %", 100.0 * drop.abs())
+}
+
+/// The sections that gained most and least, in words; nothing for a single one.
+fn extremes(gains: &[(&str, f64)]) -> String {
+    let by_gain = |one: &&(&str, f64), other: &&(&str, f64)| one.1.total_cmp(&other.1);
+    let named = |(label, gain): (&str, f64)| {
+        let label: String = label.chars().take(LABEL_LETTERS).collect();
+        format!("“{label}”, {:.1} %", 100.0 * gain)
+    };
+    match (gains.iter().max_by(by_gain), gains.iter().min_by(by_gain)) {
+        (Some(most), Some(least)) if most.1 > least.1 => {
+            format!(" (most: {}; least: {})", named(*most), named(*least))
+        }
+        _ => String::new(),
+    }
+}
+
 /// The loss of one section, in nats per token.
 #[derive(Clone, Debug, PartialEq)]
 struct Lift<'a> {
@@ -102,6 +126,12 @@ impl Lift<'_> {
     /// The share of the loss that fine-tuning removed.
     fn own(&self) -> f64 {
         relative_drop(self.base, self.tuned)
+    }
+
+    /// What readers call the section: its tag, or its id.
+    fn label(&self) -> &str {
+        let tag = self.section.tag.as_deref().filter(|tag| !tag.trim().is_empty());
+        tag.unwrap_or(&self.section.id)
     }
 
     fn evidence(&self, leak_lift: f64, threshold: f64) -> SectionEvidence {
@@ -292,9 +322,10 @@ impl ProbeKind for SectionInternalization {
             ..Finding::without_number(
                 ProbeVerdict::Fail,
                 format!(
-                    "the loss of sections dropped by {:.1} %, of neutral text by {:.1} %",
-                    100.0 * raw,
-                    100.0 * control
+                    "the loss of sections {} on average{}; that of neutral text {}",
+                    moved(raw),
+                    extremes(&lifts.iter().map(|lift| (lift.label(), lift.own())).collect::<Vec<_>>()),
+                    moved(control)
                 ),
             )
         };
@@ -306,6 +337,7 @@ impl ProbeKind for SectionInternalization {
             fallback_p: Some(sign_flip_test(&gains, context.seed)),
             units: gains.len(),
             unit: "sections",
+            effect_unit: EffectUnit::Percent,
             decided,
         };
         Ok(Draft { finding, claim: Claim::Change(change) })
@@ -320,32 +352,54 @@ impl ProbeKind for SectionInternalization {
             Statistics::Reference => section.effective_sis,
         };
         let bar = |section: &SectionEvidence| {
-            Some(ChartBar { label: section.label()?.to_owned(), value: value(section), interval: None })
+            Some(ChartBar {
+                label: section.label()?.to_owned(),
+                value: 100.0 * value(section),
+                interval: None,
+            })
         };
         let average = mean(&found.per_section.iter().map(value).collect::<Vec<_>>())?;
         let neutral = evidence.read::<NeutralEvidence>().map(|neutral| neutral.neutral_lift);
         Some(Chart {
             about: match statistics {
                 Statistics::Paired => {
-                    "Share of each section's loss that fine-tuning removed. A section was learned if it gained \
+                    "Percentage of each section's loss that fine-tuning removed. A section was learned if it gained \
                      and neutral text did not gain as much."
                 }
                 Statistics::Reference => {
-                    "Share of each section's loss that fine-tuning removed, minus the mean of the other \
+                    "Percentage of each section's loss that fine-tuning removed, minus the mean of the other \
                      sections. Above 0, the section was learned better than the others."
                 }
             }
             .to_owned(),
             caption: match neutral {
                 Some(neutral) => {
-                    format!("gain of each section, {average:.3} on average; of neutral text {neutral:.3}")
+                    format!("the loss {} on average, that of neutral text {}", moved(average), moved(neutral))
                 }
-                None => format!("gain of each section, {average:.3} on average"),
+                None => format!("gain of each section, {:.1} % on average", 100.0 * average),
             },
             shape: Shape::Bars {
-                columns: ["section", "gain"].map(str::to_owned),
+                columns: ["section", "gain in %"].map(str::to_owned),
                 bars: found.per_section.iter().filter_map(bar).collect(),
             },
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_says_what_was_learned_most_and_least() {
+        let gains =
+            [("line 1: Who are you?", 0.75), ("line 2: Hello!", 0.25), ("line 3: How old are you?", 0.5)];
+        assert_eq!(
+            extremes(&gains),
+            " (most: “line 1: Who are you?”, 75.0 %; least: “line 2: Hello!”, 25.0 %)"
+        );
+        assert_eq!(extremes(&gains[..1]), "");
+        // A loss that rose did not drop by a negative share.
+        assert_eq!([moved(0.739), moved(-0.122)], ["dropped by 73.9 %", "rose by 12.2 %"]);
     }
 }

@@ -55,7 +55,7 @@ impl Hint for DocumentError {
     fn hint(&self) -> Option<String> {
         Some(match self {
             Self::Unreadable { .. } => {
-                "set `dlm_source` to a .dlm, Markdown or JSON file, relative to the suite".to_owned()
+                "name a .dlm, Markdown or JSON file; `dlm_source` is relative to the suite".to_owned()
             }
             Self::TooLong { .. } => "use a shorter document".to_owned(),
             Self::Json { .. } => "write a list of JSON objects, or one object per line".to_owned(),

@@ -191,6 +191,7 @@ impl ProbeKind for Rogue {
                     fallback_p: None,
                     units: 1,
                     unit: "texts",
+                    effect_unit: weightloom_sway::paired::EffectUnit::Plain,
                     decided: None,
                 };
                 Draft { finding, claim: Claim::Change(change) }

@@ -1,5 +1,6 @@
 //! `weightloom convert`.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -9,15 +10,17 @@ use serde::Serialize;
 use weightloom::Registry;
 use weightloom::checkpoint::storage::Address;
 use weightloom::checkpoint::{
-    ConvertOptions, Fingerprint, ModelPart, ObjectOptions, ObjectStorage, SaveFormat, SaveOptions, Source,
-    Target, convert,
+    ConvertOptions, Fingerprint, Format, ModelPart, ObjectOptions, ObjectStorage, SaveFormat, SaveOptions,
+    Source, Target, convert,
 };
 use weightloom::errors::Hint;
+use weightloom::hub::folder_files;
 use weightloom::layout::{DType, UnknownDType};
 
 use super::byte_size::ByteSize;
 use super::failure::Failure;
 use super::folder_name::check_folder_name;
+use super::hub::HubArgs;
 use super::located::open_checkpoint;
 use super::output::{Output, bytes, counted};
 use super::progress::Progress;
@@ -117,10 +120,17 @@ pub(super) fn run(args: &ConvertArgs, registry: &Registry, output: Output) -> Re
         TargetFormat::Dcp => SaveFormat::Dcp,
         TargetFormat::Peft => SaveFormat::Peft,
     };
+    let assets = described(args, &source, output)?;
+    let mut only = chosen(args, &source).map_err(|error| Failure::user(&error))?;
+    if only.is_none() && assets.contains_key("config.json") {
+        // RoPE frequencies are in the configuration.
+        let names = source.index.tensors().keys().chain(source.index.values());
+        only = Some(names.filter(|name| *name != "rope_freqs.weight").cloned().collect());
+    }
     let options = ConvertOptions {
-        save: SaveOptions { format, shard_size: args.shard_size.0, ..SaveOptions::default() },
+        save: SaveOptions { format, shard_size: args.shard_size.0, assets, ..SaveOptions::default() },
         dtype: args.dtype,
-        only: chosen(args, &source).map_err(|error| Failure::user(&error))?,
+        only,
     };
     let report = convert(&source, &target, &options, &Progress::new(output))?;
     let converted = Converted {
@@ -140,7 +150,7 @@ pub(super) fn run(args: &ConvertArgs, registry: &Registry, output: Output) -> Re
             converted.fingerprint
         );
         if !converted.assets.is_empty() {
-            text += &format!("\ncopied: {}", converted.assets.join(", "));
+            text += &format!("\nwith {}", converted.assets.join(", "));
         }
         if !converted.left_out.is_empty() {
             let shown: Vec<&str> = converted.left_out.iter().take(8).map(String::as_str).collect();
@@ -169,6 +179,30 @@ fn model_part(args: &ConvertArgs, source: Source, output: Output) -> Result<(Sou
         ));
     }
     Ok((part.source, part.left_out))
+}
+
+/// Configuration and tokenizer of a GGUF file, which has them in its metadata: without
+/// them, a folder of weights cannot be loaded. Other formats have files to copy.
+fn described(
+    args: &ConvertArgs,
+    source: &Source,
+    output: Output,
+) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
+    // A part of a model is none that could be loaded.
+    let is_whole = args.include.is_empty() && args.exclude.is_empty();
+    let is_folder_of_model = is_whole && matches!(args.to, TargetFormat::Hf | TargetFormat::Native);
+    if !is_folder_of_model || source.index.format() != Format::Gguf {
+        return Ok(BTreeMap::new());
+    }
+    let hub = HubArgs::default().hub()?;
+    let files = hub
+        .locate(&args.source, &())
+        .and_then(|located| hub.open(&located.model, &()))
+        .and_then(|model| folder_files(&model, args.dtype));
+    Ok(files.unwrap_or_else(|error| {
+        output.note(&format!("converting weights only, without config.json and tokenizer: {error}"));
+        BTreeMap::new()
+    }))
 }
 
 fn target(location: &str) -> Result<Target, Failure> {

@@ -320,6 +320,6 @@ fn write_suite(args: &AutogenArgs, output: Output) -> Result<ExitCode, Failure> 
     let answer = serde_json::json!({ "written": written, "warnings": warnings });
     output.show(&answer, |_| {
         let lines: Vec<String> = warnings.iter().map(|warning| format!("\nwarning: {warning}")).collect();
-        format!("wrote {written}{}", lines.concat())
+        format!("wrote {written}{}\nrun it: weightloom sway run {written} --html report.html", lines.concat())
     })
 }

@@ -313,3 +313,14 @@ fn a_served_model_answers_and_ends_when_told() {
     assert_eq!((&record["status"], &record["completion_tokens"]), (&json!(200), &json!(3)), "{log}");
     assert!(record["seconds"].as_f64().unwrap() > 0.0, "{log}");
 }
+
+#[test]
+fn a_converted_gguf_file_is_a_folder_that_generates() {
+    let place = Place::new();
+    std::fs::write(place.path("whole.gguf"), crate::gguf_file::gguf_file()).unwrap();
+    let text = place.run(&["convert", "whole.gguf", "whole", "--to", "hf"]);
+    assert!(text.contains("with config.json, generation_config.json, tokenizer.json"), "{text}");
+    let generated =
+        |model: &str| place.json(&["generate", model, "a a", "--max-new-tokens", "4"])["tokens"].clone();
+    assert_eq!(generated("whole"), generated("whole.gguf"));
+}

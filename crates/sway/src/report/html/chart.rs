@@ -169,9 +169,13 @@ fn bar_table(
     }
     let scale = Scale::new(bars.iter().map(|bar| bar.value).chain([0.0]), 0.0, 100.0);
     let has_intervals = bars.iter().any(|bar| bar.interval.is_some());
+    let decimals = decimals(&bars);
     let row = |one: &ChartBar| {
         let (zero, end) = (scale.at(0.0), scale.at(one.value));
-        let mut numbers = vec![short(one.value)];
+        let mut numbers = vec![match decimals {
+            Some(decimals) => format::grouped(one.value, decimals),
+            None => short(one.value),
+        }];
         numbers.extend(has_intervals.then(|| format::interval(one.interval)));
         let bar = Bar {
             from: format!("{:.2}", zero.min(end)),
@@ -185,6 +189,17 @@ fn bar_table(
     heads.extend(has_intervals.then(|| "95 % interval".to_owned()));
     heads.push(format!("{} to {}", short(scale.low), short(scale.high)));
     Some(Figure { id, title, svg: None, columns: heads, rows: bars.iter().map(row).collect() })
+}
+
+/// Decimals that all numbers of a column share, unless they are very small or large.
+fn decimals(bars: &[ChartBar]) -> Option<usize> {
+    let largest = bars.iter().map(|bar| bar.value.abs()).fold(0.0, f64::max);
+    match largest {
+        _ if bars.iter().all(|bar| bar.value.fract() == 0.0) && largest > 1.0 => Some(0),
+        _ if !(0.01..1e6).contains(&largest) => None,
+        _ if largest >= 10.0 => Some(1),
+        _ => Some(3),
+    }
 }
 
 fn layers(record: &Record, index: usize, limits: Limits) -> Vec<Figure> {
@@ -259,5 +274,27 @@ pub(super) fn short(value: f64) -> String {
             let text = format!("{value:.4}");
             text.trim_end_matches('0').trim_end_matches('.').to_owned()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_a_column_have_as_many_decimals() {
+        let bars = |values: &[f64]| -> Vec<ChartBar> {
+            let bar = |&value: &f64| ChartBar { label: "a".to_owned(), value, interval: None };
+            values.iter().map(bar).collect()
+        };
+        let numbers = |values: &[f64]| -> Vec<String> {
+            let limits = Limits { probes: 9, charts: 9, marks: 9, items: 9, generations: 9, letters: 99 };
+            let figure = bar_table("a".to_owned(), "a".to_owned(), ["a", "b"], bars(values), limits);
+            figure.expect("it has bars").rows.into_iter().flat_map(|row| row.numbers).collect()
+        };
+        assert_eq!(numbers(&[0.21, -0.0263, 0.1046]), ["0.210", "-0.026", "0.105"]);
+        assert_eq!(numbers(&[75.0, 91.54]), ["75.0", "91.5"]);
+        assert_eq!(numbers(&[3.0, 12.0]), ["3", "12"]);
+        assert_eq!(numbers(&[0.000_2, 0.000_1]), ["0.0002", "0.0001"]);
     }
 }

@@ -79,7 +79,10 @@ fn same(parts: &[DiffPart]) -> String {
         [_, 0, 0] => "both models generate the same text".to_owned(),
         [0, _, _] => "no words are equal".to_owned(),
         [both, base, tuned] => {
-            format!("{both} words in both, {base} only from the base, {tuned} only from the fine-tuned model")
+            let words = if both == 1 { "word" } else { "words" };
+            format!(
+                "{both} {words} in both, {base} only from the base, {tuned} only from the fine-tuned model"
+            )
         }
     }
 }
