@@ -1,4 +1,4 @@
-//! Local tensors, CPU kernels, and reverse-mode automatic differentiation.
+//! Local tensors, kernels for CPUs and NVIDIA GPUs, and reverse-mode automatic differentiation.
 //!
 //! A [`Tensor`] is a strided view of shared memory on one device. Operations are
 //! methods; each is a [`Function`] with a backward rule, and users add their own
@@ -18,6 +18,7 @@ pub mod threads;
 
 mod backend;
 mod costs;
+mod cuda;
 mod device;
 mod element;
 mod error;
@@ -35,14 +36,17 @@ mod vectors;
 mod view;
 
 pub use costs::{Cost, Costs, counted, uncounted};
-pub use device::Device;
+pub use device::{Device, UnknownDevice};
 pub use element::{Element, Float, Wide};
 pub use error::{Result, SharedError, TensorError};
 pub use host_memory::HostMemory;
 pub use kernels::sort::Order;
 pub use meter::Meter;
 pub use ops::{Attention, CrossEntropy, RopeStyle};
-pub use optim::{AdamW, Moments, Sgd, UpdateRule, fused_update, global_norm, scalar};
+pub use optim::{
+    AdamW, AdamWConstants, DeviceUpdate, Moments, Sgd, SgdConstants, UpdateRule, fused_update, global_norm,
+    scalar,
+};
 pub use random::Stream;
 pub use tape::{
     Context, DoubleGradients, Function, Gradients, Tape, apply, backward, backward_with, catch_panic,
