@@ -8,6 +8,7 @@
 //! - Memory comes from a caching allocator with a budget: [`memory`].
 //! - [`Device::Meta`] computes shapes without data; [`counted`] counts flops and
 //!   bytes, and a [`Meter`] memory.
+//! - [`Tensor::to`] moves to a GPU and back; [`gpus`] lists those there are.
 //! - Results do not depend on the number of threads, nor a row on its batch.
 //! - [`recompute`] is activation checkpointing.
 //!
@@ -22,6 +23,7 @@ mod cuda;
 mod device;
 mod element;
 mod error;
+mod gpu;
 mod host_memory;
 mod kernels;
 mod meter;
@@ -39,6 +41,7 @@ pub use costs::{Cost, Costs, counted, uncounted};
 pub use device::{Device, UnknownDevice};
 pub use element::{Element, Float, Wide};
 pub use error::{Result, SharedError, TensorError};
+pub use gpu::{GpuFacts, SelfTest, gpus};
 pub use host_memory::HostMemory;
 pub use kernels::sort::Order;
 pub use meter::Meter;
