@@ -12,6 +12,7 @@
 
 pub(crate) mod meta;
 
+use crate::cuda::GPUS;
 use crate::device::Device;
 use crate::kernels::attention::AttentionKernels;
 use crate::kernels::comparison::ComparisonKernels;
@@ -33,6 +34,7 @@ pub(crate) fn on(device: Device) -> &'static dyn Backend {
     match device {
         Device::Cpu => &Cpu,
         Device::Meta => &Meta,
+        Device::Cuda(ordinal) => &GPUS[usize::from(ordinal)],
     }
 }
 

@@ -3,6 +3,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
+use weightloom_cuda::CudaError;
 use weightloom_errors::Hint;
 use weightloom_layout::{DType, RegionError, Shape, ShapeError};
 
@@ -80,6 +81,8 @@ pub enum TensorError {
     #[error("cannot set the thread count to {asked}: the pool already runs with {running} threads")]
     ThreadsStarted { asked: usize, running: usize },
     #[error(transparent)]
+    Cuda(CudaError),
+    #[error(transparent)]
     Shape(#[from] ShapeError),
     #[error(transparent)]
     Region(#[from] RegionError),
@@ -156,6 +159,8 @@ impl Hint for TensorError {
             }
             Self::StateCount { .. } => "pass one tensor for each name in `states`".to_owned(),
             Self::TracksGradient { .. } => "detach it, or write inside `no_grad`".to_owned(),
+            Self::Cuda(error) => return error.hint(),
+            Self::Devices { .. } => "move the operands to one device with `to`".to_owned(),
             Self::ReadAs { dtype, .. } => format!("cast it first, or read it as {dtype}"),
             _ => return None,
         })

@@ -1,4 +1,4 @@
-//! Local tensors, CPU kernels, and reverse-mode automatic differentiation.
+//! Local tensors, kernels for CPUs and NVIDIA GPUs, and reverse-mode automatic differentiation.
 //!
 //! A [`Tensor`] is a strided view of shared memory on one device. Operations are
 //! methods; each is a [`Function`] with a backward rule, and users add their own
@@ -8,6 +8,7 @@
 //! - Memory comes from a caching allocator with a budget: [`memory`].
 //! - [`Device::Meta`] computes shapes without data; [`counted`] counts flops and
 //!   bytes, and a [`Meter`] memory.
+//! - [`Tensor::to`] moves to a GPU and back; [`gpus`] lists those there are.
 //! - Results do not depend on the number of threads, nor a row on its batch.
 //! - [`recompute`] is activation checkpointing.
 //!
@@ -18,9 +19,11 @@ pub mod threads;
 
 mod backend;
 mod costs;
+mod cuda;
 mod device;
 mod element;
 mod error;
+mod gpu;
 mod host_memory;
 mod kernels;
 mod meter;
@@ -35,14 +38,18 @@ mod vectors;
 mod view;
 
 pub use costs::{Cost, Costs, counted, uncounted};
-pub use device::Device;
+pub use device::{Device, UnknownDevice};
 pub use element::{Element, Float, Wide};
 pub use error::{Result, SharedError, TensorError};
+pub use gpu::{GpuFacts, SelfTest, gpus};
 pub use host_memory::HostMemory;
 pub use kernels::sort::Order;
 pub use meter::Meter;
 pub use ops::{Attention, CrossEntropy, RopeStyle};
-pub use optim::{AdamW, Moments, Sgd, UpdateRule, fused_update, global_norm, scalar};
+pub use optim::{
+    AdamW, AdamWConstants, DeviceUpdate, Moments, Sgd, SgdConstants, UpdateRule, fused_update, global_norm,
+    scalar,
+};
 pub use random::Stream;
 pub use tape::{
     Context, DoubleGradients, Function, Gradients, Tape, apply, backward, backward_with, catch_panic,

@@ -13,6 +13,7 @@ mod reduce;
 mod rope;
 mod softmax;
 mod sort;
+mod to;
 mod views;
 
 pub use attention::Attention;

@@ -55,8 +55,8 @@ use crate::parallel::{PIECE, map, share};
 use crate::tensor::Tensor;
 use crate::vectors::dispatch;
 
-pub use adamw::{AdamW, Moments};
-pub use sgd::Sgd;
+pub use adamw::{AdamW, AdamWConstants, Moments};
+pub use sgd::{Sgd, SgdConstants};
 
 /// An elementwise update of a parameter with `STATES` state tensors.
 pub trait UpdateRule<const STATES: usize>: Copy + Send + Sync {
@@ -69,6 +69,22 @@ pub trait UpdateRule<const STATES: usize>: Copy + Send + Sync {
     /// The new parameter and states of one element. Mark it
     /// `#[inline(always)]`, so that it is vectorized.
     fn update<W: Wide>(&self, parameter: W, gradient: W, states: [W; STATES]) -> (W, [W; STATES]);
+
+    /// The kernel that computes the same on a GPU. Rules without one are computed by
+    /// the host, for which tensors on a GPU are copied back and forth.
+    fn on_device(&self) -> Option<DeviceUpdate> {
+        None
+    }
+}
+
+/// A built-in kernel for optimizer updates on GPUs, with its constants.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum DeviceUpdate {
+    /// AdamW, with two states.
+    AdamW(AdamWConstants),
+    /// Gradient descent, with at most one state.
+    Sgd(SgdConstants),
 }
 
 /// A number in the type of the computation.
@@ -150,6 +166,8 @@ impl OptimizerKernels for Meta {
 pub(crate) trait UpdateKernel: Sync {
     fn name(&self) -> &'static str;
     fn flops(&self) -> u64;
+    /// The kernel that computes the same on a GPU.
+    fn on_device(&self) -> Option<DeviceUpdate>;
     /// Applies the rule on the CPU.
     fn run(&self, gradient: &Tensor, parameter: &mut Tensor, states: &mut [&mut Tensor]) -> Result<()>;
 }
@@ -163,6 +181,10 @@ impl<R: UpdateRule<STATES>, const STATES: usize> UpdateKernel for Kernel<R, STAT
 
     fn flops(&self) -> u64 {
         R::FLOPS
+    }
+
+    fn on_device(&self) -> Option<DeviceUpdate> {
+        self.0.on_device()
     }
 
     fn run(&self, gradient: &Tensor, parameter: &mut Tensor, states: &mut [&mut Tensor]) -> Result<()> {

@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use weightloom_cuda::DeviceBlock;
+
 use crate::device::Device;
 use crate::memory::Block;
 use crate::meter::Phantom;
@@ -19,6 +21,8 @@ pub(crate) enum Buffer {
     Cpu(Block),
     /// A range of the bytes of an owner, read-only.
     Shared(Owner, Range<usize>),
+    /// Memory of a GPU, with its number.
+    Cuda(u8, DeviceBlock),
     /// No bytes; counted by a meter, if one is active.
     Meta(#[expect(dead_code, reason = "it is counted until it is dropped")] Option<Phantom>),
 }
@@ -26,6 +30,10 @@ pub(crate) enum Buffer {
 impl Storage {
     pub(crate) fn cpu(block: Block) -> Self {
         Self(Arc::new(Buffer::Cpu(block)))
+    }
+
+    pub(crate) fn cuda(ordinal: u8, block: DeviceBlock) -> Self {
+        Self(Arc::new(Buffer::Cuda(ordinal, block)))
     }
 
     /// Bytes of an owner; the range is inside them.
@@ -46,6 +54,7 @@ impl Storage {
     pub(crate) fn device(&self) -> Device {
         match *self.0 {
             Buffer::Cpu(_) | Buffer::Shared(..) => Device::Cpu,
+            Buffer::Cuda(ordinal, _) => Device::Cuda(ordinal),
             Buffer::Meta(_) => Device::Meta,
         }
     }
@@ -60,8 +69,22 @@ impl Storage {
         match &*self.0 {
             Buffer::Cpu(block) => Some(block.bytes()),
             Buffer::Shared(owner, range) => Some(&(**owner).as_ref()[range.clone()]),
-            Buffer::Meta(_) => None,
+            Buffer::Cuda(..) | Buffer::Meta(_) => None,
         }
+    }
+
+    /// The memory, if it is a GPU's.
+    pub(crate) fn device_block(&self) -> Option<&DeviceBlock> {
+        match &*self.0 {
+            Buffer::Cuda(_, block) => Some(block),
+            Buffer::Cpu(_) | Buffer::Shared(..) | Buffer::Meta(_) => None,
+        }
+    }
+
+    /// Whether the elements may be changed in place: this is the only reference, and
+    /// they are not another owner's.
+    pub(crate) fn is_writable(&mut self) -> bool {
+        matches!(Arc::get_mut(&mut self.0), Some(Buffer::Cpu(_) | Buffer::Cuda(..)))
     }
 
     /// The bytes, mutable, if they are in host memory and neither shared nor
@@ -69,7 +92,7 @@ impl Storage {
     pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         match Arc::get_mut(&mut self.0)? {
             Buffer::Cpu(block) => Some(block.bytes_mut()),
-            Buffer::Shared(..) | Buffer::Meta(_) => None,
+            Buffer::Shared(..) | Buffer::Cuda(..) | Buffer::Meta(_) => None,
         }
     }
 }

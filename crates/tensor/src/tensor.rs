@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytemuck::Pod;
+use weightloom_cuda::DeviceBlock;
 use weightloom_layout::{DType, Shape};
 
 use crate::backend::on;
@@ -163,7 +164,7 @@ impl Tensor {
         if T::DTYPE != self.dtype() {
             return Err(TensorError::ReadAs { dtype: self.dtype(), asked: T::DTYPE });
         }
-        let packed = self.contiguous("to_vec")?;
+        let packed = self.on_host("to_vec")?;
         Ok(packed.elements::<T>("to_vec")?.to_vec())
     }
 
@@ -172,7 +173,7 @@ impl Tensor {
         if self.dtype() != DType::Bool {
             return Err(TensorError::ReadAs { dtype: self.dtype(), asked: DType::Bool });
         }
-        Ok(self.contiguous("to_bools")?.bytes("to_bools")?.iter().map(|&byte| byte != 0).collect())
+        Ok(self.on_host("to_bools")?.bytes("to_bools")?.iter().map(|&byte| byte != 0).collect())
     }
 
     /// The only element of a tensor with one element.
@@ -214,12 +215,12 @@ impl Tensor {
     /// Calls `read` with the bytes of the elements in row-major order, copied
     /// first if they are not contiguous.
     pub fn read_host<T>(&self, read: impl FnOnce(&[u8]) -> T) -> Result<T> {
-        Ok(read(self.contiguous("read_host")?.bytes("read_host")?))
+        Ok(read(self.on_host("read_host")?.bytes("read_host")?))
     }
 
     /// The bytes of the elements, if they are contiguous in host memory.
     pub fn host_bytes(&self) -> Option<&[u8]> {
-        (self.is_contiguous() && self.device() != Device::Meta)
+        (self.is_contiguous() && self.device() == Device::Cpu)
             .then(|| self.bytes("host_bytes").ok())
             .flatten()
     }
@@ -265,8 +266,7 @@ impl Tensor {
 
     /// Whether the elements are contiguous in memory that is not shared.
     pub(crate) fn is_unique_and_contiguous(&mut self) -> bool {
-        self.is_contiguous()
-            && Arc::get_mut(&mut self.0).is_some_and(|inner| inner.storage.bytes_mut().is_some())
+        self.is_contiguous() && Arc::get_mut(&mut self.0).is_some_and(|inner| inner.storage.is_writable())
     }
 
     /// If the memory is shared, returns the old elements and moves this tensor to
@@ -303,6 +303,20 @@ impl Tensor {
         // The offset of an empty view may be past the end.
         let start = start.min(all.len());
         Ok(&mut all[start..start + count])
+    }
+
+    /// The memory, if it is a GPU's.
+    pub(crate) fn device_block(&self) -> Option<&DeviceBlock> {
+        self.0.storage.device_block()
+    }
+
+    /// The elements, contiguous in host memory; copied only if they are not. Off the
+    /// tape.
+    pub(crate) fn on_host(&self, op: &'static str) -> Result<Self> {
+        let packed = self.contiguous(op)?;
+        let Some(block) = packed.device_block() else { return Ok(packed) };
+        let offset = packed.view().offset * self.dtype().size();
+        Self::from_host(self.dtype(), self.shape(), |bytes| Ok(block.gpu().download(block, offset, bytes)?))
     }
 
     /// The elements, contiguous; copied only if they are not. Off the tape.

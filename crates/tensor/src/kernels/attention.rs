@@ -17,6 +17,7 @@ use weightloom_layout::{DType, Shape};
 pub(crate) use backward::attention_gradient;
 pub(crate) use forward::attention;
 
+pub(crate) use documents::check_documents;
 use documents::{DocumentSpan, Documents};
 
 use super::matmul::{Matrix, Vectors, as_columns};

@@ -71,6 +71,21 @@ impl CrossEntropyKernels for Meta {
     }
 }
 
+/// The number of targets that are not ignored. Checks that they are classes.
+pub(crate) fn count_targets(targets: &[i64], classes: usize, options: CrossEntropy) -> Result<usize> {
+    let mut counted = 0;
+    for (position, &index) in targets.iter().enumerate() {
+        if Some(index) == options.ignore_index {
+            continue;
+        }
+        if usize::try_from(index).map_or(true, |index| index >= classes) {
+            return Err(TensorError::Index { op: "cross_entropy", index, position, rows: classes });
+        }
+        counted += 1;
+    }
+    Ok(counted)
+}
+
 /// Checked targets.
 struct Targets<'a> {
     classes: &'a [i64],
@@ -81,16 +96,7 @@ struct Targets<'a> {
 impl<'a> Targets<'a> {
     fn new(targets: &'a Tensor, classes: usize, options: CrossEntropy) -> Result<Self> {
         let targets = targets.elements::<i64>("cross_entropy")?;
-        let mut counted = 0;
-        for (position, &index) in targets.iter().enumerate() {
-            if Some(index) == options.ignore_index {
-                continue;
-            }
-            if usize::try_from(index).map_or(true, |index| index >= classes) {
-                return Err(TensorError::Index { op: "cross_entropy", index, position, rows: classes });
-            }
-            counted += 1;
-        }
+        let counted = count_targets(targets, classes, options)?;
         Ok(Self { classes: targets, ignored: options.ignore_index, counted })
     }
 

@@ -105,16 +105,22 @@ impl IndexKernels for Meta {
 }
 
 /// The sizes before a dim, of it, and after it.
-fn around(shape: &Shape, dim: usize) -> [usize; 3] {
+pub(crate) fn around(shape: &Shape, dim: usize) -> [usize; 3] {
     [shape[..dim].iter().product(), shape[dim], shape[dim + 1..].iter().product()]
 }
 
 /// The indices, all checked to be in `0..rows`.
 fn checked<'a>(op: &'static str, indices: &'a Tensor, rows: usize) -> Result<&'a [i64]> {
     let indices = indices.elements::<i64>(op)?;
+    check_indices(op, indices, rows)?;
+    Ok(indices)
+}
+
+/// Checks that all indices are in `0..rows`.
+pub(crate) fn check_indices(op: &'static str, indices: &[i64], rows: usize) -> Result<()> {
     let outside = |&index: &i64| usize::try_from(index).map_or(true, |index| index >= rows);
     match indices.iter().position(outside) {
-        None => Ok(indices),
+        None => Ok(()),
         Some(position) => Err(TensorError::Index { op, index: indices[position], position, rows }),
     }
 }
@@ -183,8 +189,18 @@ fn places<'a>(
     shape: &'a Shape,
     dim: usize,
 ) -> Result<impl Iterator<Item = usize> + 'a> {
-    let chosen = checked(op, indices, shape[dim])?;
-    let (strides, dims) = (shape.strides(), indices.shape());
+    offsets(op, indices.elements::<i64>(op)?, (shape, indices.shape()), dim)
+}
+
+/// The same for indices in host memory, with the shape that they index and their own.
+pub(crate) fn offsets<'a>(
+    op: &'static str,
+    chosen: &'a [i64],
+    (shape, dims): (&'a Shape, &'a Shape),
+    dim: usize,
+) -> Result<impl Iterator<Item = usize> + 'a> {
+    check_indices(op, chosen, shape[dim])?;
+    let strides = shape.strides();
     Ok(chosen.iter().enumerate().map(move |(position, &index)| {
         let mut rest = position;
         let mut place = index as usize * strides[dim];

@@ -257,6 +257,18 @@ impl Multiply for bf16 {
     }
 }
 
+/// The first elements of both matrices of each batch, counted from the views' own.
+pub(crate) fn batch_starts(batch: &[usize], views: [&View; 2]) -> Vec<[u64; 2]> {
+    let walk = Walk::new(batch, views.map(|view| &view.strides[..batch.len()]));
+    let strides = walk.row_strides();
+    let rows = batch.iter().product::<usize>() / walk.row();
+    let mut starts = Vec::with_capacity(rows * walk.row());
+    walk.rows(0..rows, |[a, b]| {
+        starts.extend((0..walk.row()).map(|i| [(a + i * strides[0]) as u64, (b + i * strides[1]) as u64]));
+    });
+    starts
+}
+
 /// `a @ b` for the last two dims, over equal batch dims. Any strides.
 pub(crate) fn matmul<T: Multiply>(
     a: &Tensor,
@@ -271,28 +283,20 @@ pub(crate) fn matmul<T: Multiply>(
     let residual = residual.map(|residual| residual.elements::<T>("linear")).transpose()?;
     let batch = shape.ndim() - 2;
     let (m, n, k) = (shape[batch], shape[batch + 1], va.shape[batch + 1]);
-    let walk = Walk::new(&shape[..batch], [&va.strides[..batch], &vb.strides[..batch]]);
     make::<T>(shape, |out| {
         if out.is_empty() {
             return Ok(());
         }
-        let row_strides = walk.row_strides();
-        let rows = shape[..batch].iter().product::<usize>() / walk.row();
-        let mut starts = Vec::with_capacity(rows * walk.row());
-        walk.rows(0..rows, |[oa, ob]| {
-            let places = 0..walk.row();
-            starts.extend(
-                places.map(|i| (va.offset + oa + i * row_strides[0], vb.offset + ob + i * row_strides[1])),
-            );
-        });
+        let starts = batch_starts(&shape[..batch], [va, vb]);
         // Run many small products in parallel, and split large ones.
         let threading = if starts.len() > 1 && m * n * k <= PARALLEL * 16 {
             Threading::Single
         } else {
             Threading::for_work(m * n * k)
         };
-        let one = |(number, (&(start_a, start_b), out)): (usize, (&(usize, usize), &mut [T]))| {
-            let (lhs, rhs) = (Matrix::in_view(xs, va, start_a), Matrix::in_view(ys, vb, start_b));
+        let one = |(number, (&[start_a, start_b], out)): (usize, (&[u64; 2], &mut [T]))| {
+            let lhs = Matrix::in_view(xs, va, va.offset + start_a as usize);
+            let rhs = Matrix::in_view(ys, vb, vb.offset + start_b as usize);
             let residual = residual.map(|residual| &residual[number * m * n..(number + 1) * m * n]);
             T::multiply(lhs, rhs, out, &Epilogue { bias, residual }, threading)
         };

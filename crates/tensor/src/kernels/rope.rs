@@ -110,6 +110,52 @@ kernel! {
     }
 }
 
+/// The rows of a tensor `[…, positions, width]` in memory, and the table that each has
+/// its angles in.
+pub(crate) struct RopeRows {
+    /// The elements, contiguous.
+    pub(crate) source: Tensor,
+    pub(crate) positions: usize,
+    /// Consecutive rows of one position.
+    pub(crate) rows_per_position: usize,
+    /// Consecutive rows of one table of angles.
+    pub(crate) rows_per_table: usize,
+    pub(crate) width: usize,
+    /// How the source's dims are permuted.
+    order: Option<Vec<usize>>,
+}
+
+impl RopeRows {
+    /// Heads that are stored inside positions are left there.
+    pub(crate) fn new(x: &Tensor, cos: &Tensor) -> Result<Self> {
+        let ndim = x.shape().ndim();
+        let (positions, width) = (x.shape()[ndim - 2], x.shape()[ndim - 1]);
+        let inside = (ndim >= 3).then(|| {
+            let mut order: Vec<usize> = (0..ndim).collect();
+            order.swap(ndim - 3, ndim - 2);
+            (x.with_view(x.view().permute(&order)), order)
+        });
+        let (source, order) = match inside {
+            Some((seen, order)) if !x.is_contiguous() && seen.is_contiguous() => (seen, Some(order)),
+            _ => (x.contiguous("rope")?, None),
+        };
+        let rows_per_position = if order.is_some() { x.shape()[ndim - 3] } else { 1 };
+        let rows_per_table = match cos.shape().ndim() {
+            2 => usize::MAX,
+            _ => (x.shape().volume() / (x.shape()[0] * width).max(1)).max(1),
+        };
+        Ok(Self { source, positions, rows_per_position, rows_per_table, width, order })
+    }
+
+    /// A result of the source's shape in the order of dims of the operand.
+    pub(crate) fn restored(&self, rotated: Tensor) -> Tensor {
+        match &self.order {
+            Some(order) => rotated.with_view(rotated.view().permute(order)),
+            None => rotated,
+        }
+    }
+}
+
 /// Rotates each pair of a row by the angle of its position. `x` is
 /// `[…, positions, width]`, cosines and sines `[positions, width / 2]`, or
 /// `[batch, positions, width / 2]`. The result keeps the memory order of heads and
@@ -120,23 +166,11 @@ pub(crate) fn rope<T: Float>(
     style: RopeStyle,
     rotation: Rotation,
 ) -> Result<Tensor> {
-    let ndim = x.shape().ndim();
-    let (positions, width) = (x.shape()[ndim - 2], x.shape()[ndim - 1]);
     debug_assert!(cos.dtype() == T::Wide::DTYPE);
-    let inside = (ndim >= 3).then(|| {
-        let mut order: Vec<usize> = (0..ndim).collect();
-        order.swap(ndim - 3, ndim - 2);
-        (x.with_view(x.view().permute(&order)), order)
-    });
-    let (source, order) = match inside {
-        Some((seen, order)) if !x.is_contiguous() && seen.is_contiguous() => (seen, Some(order)),
-        _ => (x.contiguous("rope")?, None),
-    };
-    let rows_per_position = if order.is_some() { x.shape()[ndim - 3] } else { 1 };
-    let rows_per_table = match cos.shape().ndim() {
-        2 => usize::MAX,
-        _ => (x.shape().volume() / (x.shape()[0] * width).max(1)).max(1),
-    };
+    let rows = RopeRows::new(x, cos)?;
+    let RopeRows { source, positions, rows_per_position, rows_per_table, width, .. } = &rows;
+    let (positions, rows_per_position) = (*positions, *rows_per_position);
+    let (rows_per_table, width) = (*rows_per_table, *width);
     let (values, cos, sin) = (source.elements::<T>("rope")?, cos.elements("rope")?, sin.elements("rope")?);
     let rotated = make::<T>(source.shape(), |out| {
         let kernel = RopeKernel {
@@ -154,8 +188,5 @@ pub(crate) fn rope<T: Float>(
         fill(out, width, &kernel);
         Ok(())
     })?;
-    Ok(match order {
-        Some(order) => rotated.with_view(rotated.view().permute(&order)),
-        None => rotated,
-    })
+    Ok(rows.restored(rotated))
 }

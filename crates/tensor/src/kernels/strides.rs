@@ -41,6 +41,11 @@ impl<const N: usize> Walk<N> {
         Self { dims, strides: joined }
     }
 
+    /// The strides of an operand along the merged dims.
+    pub(crate) fn strides_of(&self, operand: usize) -> &[usize] {
+        &self.strides[operand]
+    }
+
     /// Elements in a row.
     pub(crate) fn row(&self) -> usize {
         self.dims[self.dims.len() - 1]

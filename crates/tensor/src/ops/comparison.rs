@@ -101,7 +101,7 @@ impl Tensor {
         if device == Device::Meta {
             return Ok(Self::meta(Shape::new(&[count])?, DType::I64));
         }
-        Self::from_slice(&(0..count as i64).collect::<Vec<_>>(), &[count])
+        Self::from_slice(&(0..count as i64).collect::<Vec<_>>(), &[count])?.to(device)
     }
 
     /// One-hot encoding of `i64` indices along a new last dim. Indices out of range
@@ -133,7 +133,7 @@ impl Tensor {
             Self::meta(Shape::new(&[rows, 1])?, DType::I64)
         } else {
             let crossings: Vec<i64> = (0..rows as i64).map(|row| row.saturating_add(offset)).collect();
-            Self::from_slice(&crossings, &[rows, 1])?
+            Self::from_slice(&crossings, &[rows, 1])?.to(self.device())?
         };
         let keep = match side {
             Triangle::Lower => columns.le(&crossings)?,

@@ -1,6 +1,6 @@
 //! AdamW.
 
-use super::{UpdateRule, fused_update, scalar};
+use super::{DeviceUpdate, UpdateRule, fused_update, scalar};
 use crate::element::Wide;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -75,7 +75,7 @@ impl AdamW {
         [mean, square]: [&mut Tensor; 2],
     ) -> Result<()> {
         let bias_correction = |beta: f64| 1.0 - beta.powf(number as f64);
-        let update = AdamWUpdate {
+        let update = AdamWConstants {
             beta1: self.beta1,
             beta2: self.beta2,
             eps: self.eps,
@@ -89,8 +89,9 @@ impl AdamW {
 }
 
 /// The constants of one step.
-#[derive(Clone, Copy)]
-struct AdamWUpdate {
+#[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct AdamWConstants {
     beta1: f64,
     beta2: f64,
     eps: f64,
@@ -103,7 +104,7 @@ struct AdamWUpdate {
     scale: f64,
 }
 
-impl UpdateRule<2> for AdamWUpdate {
+impl UpdateRule<2> for AdamWConstants {
     const NAME: &'static str = "adamw";
     const FLOPS: u64 = 14;
 
@@ -114,5 +115,9 @@ impl UpdateRule<2> for AdamWUpdate {
         let square = square * scalar(self.beta2) + gradient * gradient * scalar(1.0 - self.beta2);
         let direction = mean / (square.sqrt() * scalar(self.root) + scalar(self.eps));
         (parameter * scalar(self.decay) - direction * scalar(self.size), [mean, square])
+    }
+
+    fn on_device(&self) -> Option<DeviceUpdate> {
+        Some(DeviceUpdate::AdamW(*self))
     }
 }

@@ -1,6 +1,6 @@
 //! SGD with momentum.
 
-use super::{UpdateRule, fused_update, scalar};
+use super::{DeviceUpdate, UpdateRule, fused_update, scalar};
 use crate::element::Wide;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -24,6 +24,16 @@ impl Default for Sgd {
     }
 }
 
+/// The constants of one step.
+#[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct SgdConstants {
+    learning_rate: f64,
+    momentum: f64,
+    weight_decay: f64,
+    scale: f64,
+}
+
 impl Sgd {
     /// Updates a parameter in place; see [`fused_update`]. `buffer` is the
     /// momentum buffer, which starts at zero. Without one there is no momentum.
@@ -32,6 +42,11 @@ impl Sgd {
             None => fused_update::<_, 0>(*self, parameter, gradient, []),
             Some(buffer) => fused_update::<_, 1>(*self, parameter, gradient, [buffer]),
         }
+    }
+
+    fn constants(&self) -> SgdConstants {
+        let Self { learning_rate, momentum, weight_decay, gradient_scale } = *self;
+        SgdConstants { learning_rate, momentum, weight_decay, scale: gradient_scale }
     }
 
     #[inline(always)]
@@ -48,6 +63,10 @@ impl UpdateRule<0> for Sgd {
     fn update<W: Wide>(&self, parameter: W, gradient: W, []: [W; 0]) -> (W, [W; 0]) {
         (parameter - self.decayed(parameter, gradient) * scalar(self.learning_rate), [])
     }
+
+    fn on_device(&self) -> Option<DeviceUpdate> {
+        Some(DeviceUpdate::Sgd(self.constants()))
+    }
 }
 
 impl UpdateRule<1> for Sgd {
@@ -58,5 +77,9 @@ impl UpdateRule<1> for Sgd {
     fn update<W: Wide>(&self, parameter: W, gradient: W, [buffer]: [W; 1]) -> (W, [W; 1]) {
         let direction = buffer * scalar(self.momentum) + self.decayed(parameter, gradient);
         (parameter - direction * scalar(self.learning_rate), [direction])
+    }
+
+    fn on_device(&self) -> Option<DeviceUpdate> {
+        Some(DeviceUpdate::Sgd(self.constants()))
     }
 }

@@ -1,5 +1,6 @@
 //! Every backward rule against finite differences in f64.
 
+use crate::device::{from_bools, from_slice, scalar};
 use weightloom_layout::{DType, Shape};
 use weightloom_tensor::{Attention, CrossEntropy, Order, RopeStyle, Stream, Tensor, TensorError, backward};
 
@@ -15,7 +16,7 @@ fn values(dims: &[usize], seed: usize) -> Tensor {
             if value.abs() < 0.05 { 0.3 } else { value }
         })
         .collect();
-    Tensor::from_slice(&values, dims).unwrap()
+    from_slice(&values, dims).unwrap()
 }
 
 fn shape(dims: &[usize]) -> Shape {
@@ -44,7 +45,7 @@ fn check(name: &str, inputs: &[Tensor], function: impl Fn(&[Tensor]) -> Case) {
                 let mut elements = base.clone();
                 elements[element] += by;
                 let mut all = inputs.to_vec();
-                all[which] = Tensor::from_slice(&elements, inputs[which].shape()).unwrap();
+                all[which] = from_slice(&elements, inputs[which].shape()).unwrap();
                 loss(&all)
             };
             let difference = (moved(STEP) - moved(-STEP)) / (2.0 * STEP);
@@ -63,7 +64,7 @@ fn check(name: &str, inputs: &[Tensor], function: impl Fn(&[Tensor]) -> Case) {
 #[test]
 fn unary_rules() {
     let x = values(&[3, 5], 1);
-    let half = Tensor::scalar(0.5f64).unwrap();
+    let half = scalar(0.5f64).unwrap();
     let positive = x.mul(&x).unwrap().add(&half).unwrap();
     for (name, function) in [
         ("neg", Tensor::neg as fn(&Tensor) -> Case),
@@ -142,9 +143,9 @@ fn row_rules() {
         check("log_softmax", std::slice::from_ref(&x), |x| x[0].log_softmax(dim));
     }
     check("rms_norm", &[values(&[2, 3, 5], 1), values(&[5], 2)], |x| x[0].rms_norm(&x[1], 1e-5));
-    let indices = Tensor::from_slice(&[2i64, 0, 2, 3], &[2, 2]).unwrap();
+    let indices = from_slice(&[2i64, 0, 2, 3], &[2, 2]).unwrap();
     check("embedding", &[values(&[4, 3], 1)], |x| x[0].embedding(&indices));
-    let targets = Tensor::from_slice(&[1i64, -100, 3], &[3]).unwrap();
+    let targets = from_slice(&[1i64, -100, 3], &[3]).unwrap();
     let options = CrossEntropy { ignore_index: Some(-100), ..CrossEntropy::default() };
     check("cross_entropy", std::slice::from_ref(&x), |x| x[0].cross_entropy(&targets, options));
     let smooth = CrossEntropy { label_smoothing: 0.3, ..options };
@@ -156,7 +157,7 @@ fn row_rules() {
 #[test]
 fn power_clamp_and_gate_rules() {
     let x = values(&[3, 5], 1);
-    let positive = x.mul(&x).unwrap().add(&Tensor::scalar(0.5f64).unwrap()).unwrap();
+    let positive = x.mul(&x).unwrap().add(&scalar(0.5f64).unwrap()).unwrap();
     check("powf", std::slice::from_ref(&positive), |x| x[0].powf(-1.3));
     check("powf to 0", std::slice::from_ref(&positive), |x| x[0].powf(0.0));
     check("clamp", std::slice::from_ref(&x), |x| x[0].clamp(-0.513, 0.627));
@@ -191,7 +192,7 @@ fn linear_and_grouped_rules() {
 fn more_reduction_rules() {
     // All different, so that the largest stays the largest.
     let distinct: Vec<f64> = (0..24).map(|i| ((i * 7) % 24) as f64 / 12.0 - 0.97).collect();
-    let x = Tensor::from_slice(&distinct, &[2, 3, 4]).unwrap();
+    let x = from_slice(&distinct, &[2, 3, 4]).unwrap();
     for dims in [vec![], vec![0], vec![1], vec![2], vec![0, 2], vec![0, 1, 2]] {
         let of = std::slice::from_ref(&x);
         check("max", of, |x| x[0].max(&dims));
@@ -200,7 +201,7 @@ fn more_reduction_rules() {
         check("norm", of, |x| x[0].norm(&dims));
         check("logsumexp", of, |x| x[0].logsumexp(&dims));
     }
-    let zeros = Tensor::from_slice(&[0.0, 2.0, 0.0, 3.0, 0.0, 5.0], &[2, 3]).unwrap();
+    let zeros = from_slice(&[0.0, 2.0, 0.0, 3.0, 0.0, 5.0], &[2, 3]).unwrap();
     check("prod with zeros", &[zeros], |x| x[0].prod(&[1]));
 }
 
@@ -215,10 +216,10 @@ fn joining_and_indexing_rules() {
         check("sort", of, |x| Ok(x[0].sort(dim, Order::Descending)?.0));
         check("topk", of, |x| Ok(x[0].topk(2, dim)?.0));
         check("pad", of, |x| x[0].pad(dim, 2, 1, 0.7));
-        let chosen = Tensor::from_slice(&[2i64, 0, 2], &[3]).unwrap();
+        let chosen = from_slice(&[2i64, 0, 2], &[3]).unwrap();
         check("index_select", of, |x| x[0].index_select(dim, &chosen));
         // Several for one place.
-        let picks = Tensor::from_slice(&[0i64, 1, 1, 2, 0, 1], &[2, 3]).unwrap();
+        let picks = from_slice(&[0i64, 1, 1, 2, 0, 1], &[2, 3]).unwrap();
         check("gather", of, |x| x[0].gather(dim, &picks));
         check("scatter_add", &[x.clone(), pair[0].clone()], |x| x[0].scatter_add(dim, &picks, &x[1]));
         check("scatter", &[x.clone(), pair[0].clone()], |x| x[0].scatter(dim, &picks, &x[1]));
@@ -233,7 +234,7 @@ fn joining_and_indexing_rules() {
     check("repeat", of, |x| x[0].repeat(&[2, 1, 3]));
     check("tril", of, |x| x[0].tril(-1));
     check("triu", of, |x| x[0].triu(1));
-    let mask = Tensor::from_bools(&[true, false, true], &[3]).unwrap();
+    let mask = from_bools(&[true, false, true], &[3]).unwrap();
     check("select", &[x.clone(), values(&[3], 2)], |x| mask.select(&x[0], &x[1]));
     check("masked_fill", of, |x| x[0].masked_fill(&mask, 4.0));
 }
@@ -243,7 +244,7 @@ fn attention_with_padding_and_a_soft_cap() {
     let inputs = [values(&[2, 2, 3, 4], 1), values(&[2, 1, 5, 4], 2), values(&[2, 1, 5, 4], 3)];
     // A second batch of which the first query sees nothing.
     let mask: Vec<bool> = [1, 0, 1, 1, 1, 0, 0, 0, 1, 1].map(|seen| seen == 1).into();
-    let mask = Tensor::from_bools(&mask, &[2, 5]).unwrap();
+    let mask = from_bools(&mask, &[2, 5]).unwrap();
     for (causal, soft_cap) in [(false, None), (true, None), (true, Some(0.7))] {
         let options = Attention { causal, soft_cap, ..Attention::default() };
         check("masked attention", &inputs, |x| x[0].masked_attention(&x[1], &x[2], &mask, options));
@@ -253,7 +254,7 @@ fn attention_with_padding_and_a_soft_cap() {
 #[test]
 fn attention_within_documents() {
     let inputs = [values(&[2, 2, 5, 4], 1), values(&[2, 1, 5, 4], 2), values(&[2, 1, 5, 4], 3)];
-    let starts = Tensor::from_slice(&[0i64, 0, 2, 2, 2, 0, 1, 1, 1, 4], &[2, 5]).unwrap();
+    let starts = from_slice(&[0i64, 0, 2, 2, 2, 0, 1, 1, 1, 4], &[2, 5]).unwrap();
     let causal = Attention { causal: true, ..Attention::default() };
     for options in
         [causal, Attention::default(), Attention { window: Some(2), soft_cap: Some(0.7), ..causal }]
@@ -267,13 +268,13 @@ fn attention_within_documents_refuses_other_starts() {
     let x = values(&[1, 1, 3, 4], 1);
     let causal = Attention { causal: true, ..Attention::default() };
     let attend = |starts: Tensor| x.document_attention(&x, &x, &starts, causal);
-    let error = attend(Tensor::from_slice(&[0i64, 2, 2], &[1, 3]).unwrap()).unwrap_err();
+    let error = attend(from_slice(&[0i64, 2, 2], &[1, 3]).unwrap()).unwrap_err();
     assert_eq!(error.to_string(), "attention: index 2 at position 1 is out of range for 3 rows");
-    assert!(attend(Tensor::from_bools(&[true; 3], &[1, 3]).unwrap()).is_err(), "a padding mask");
-    assert!(attend(Tensor::from_slice(&[0i64, 0], &[1, 2]).unwrap()).is_err(), "too few positions");
+    assert!(attend(from_bools(&[true; 3], &[1, 3]).unwrap()).is_err(), "a padding mask");
+    assert!(attend(from_slice(&[0i64, 0], &[1, 2]).unwrap()).is_err(), "too few positions");
     // A query without a key of its document.
     let last = x.narrow(2, 2, 1).unwrap();
-    let starts = Tensor::from_slice(&[0i64, 0, 0], &[1, 3]).unwrap();
+    let starts = from_slice(&[0i64, 0, 0], &[1, 3]).unwrap();
     assert!(last.document_attention(&x, &x, &starts, causal).is_err());
 }
 
@@ -337,7 +338,7 @@ fn attention_to_what_is_no_number_is_no_number() {
     let (k, v) = (values(&[1, 1, 3, 4], 2), values(&[1, 1, 3, 4], 3));
     let mut queries = vec![0.5; 3 * 4];
     queries[4] = f64::NAN;
-    let q = Tensor::from_slice(&queries, &[1, 1, 3, 4]).unwrap();
+    let q = from_slice(&queries, &[1, 1, 3, 4]).unwrap();
     for causal in [false, true] {
         let options = Attention { causal, ..Attention::default() };
         let seen: Vec<f64> = q.attention(&k, &v, options).unwrap().to_vec().unwrap();
@@ -369,7 +370,7 @@ fn attention_over_several_blocks_is_attention() {
                 })
             })
             .collect();
-        let mask = Tensor::from_slice(&mask, &[queries, keys]).unwrap();
+        let mask = from_slice(&mask, &[queries, keys]).unwrap();
         let expected = scores.add(&mask).unwrap().softmax(3).unwrap().matmul(&v).unwrap();
         let (found, expected) = (found.to_vec::<f64>().unwrap(), expected.to_vec::<f64>().unwrap());
         for (found, expected) in found.iter().zip(expected) {
@@ -392,8 +393,8 @@ fn view_rules() {
 
 #[test]
 fn a_small_network() {
-    let indices = Tensor::from_slice(&[1i64, 4, 2, 0], &[4]).unwrap();
-    let targets = Tensor::from_slice(&[4i64, 2, 0, 3], &[4]).unwrap();
+    let indices = from_slice(&[1i64, 4, 2, 0], &[4]).unwrap();
+    let targets = from_slice(&[4i64, 2, 0, 3], &[4]).unwrap();
     let inputs = [values(&[5, 6], 1), values(&[6], 2), values(&[6, 8], 3), values(&[8, 5], 4)];
     check("network", &inputs, |p| {
         let x = p[0].embedding(&indices)?;

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 
+use crate::device::{from_bools, from_slice, scalar};
 use serde::Deserialize;
 use weightloom_layout::DType;
 use weightloom_tensor::{
@@ -68,21 +69,21 @@ struct Arguments {
 }
 
 fn tensor(values: &[f64], shape: &[usize], dtype: DType) -> Tensor {
-    Tensor::from_slice(values, shape).unwrap().cast(dtype).unwrap()
+    from_slice(values, shape).unwrap().cast(dtype).unwrap()
 }
 
 fn run(case: &Case, x: &[Tensor]) -> Result<Tensor, TensorError> {
     let Arguments { dims, dim, eps, indices, targets, angles, causal, window, cap, offset } = &case.arguments;
-    let (dim, counted) = (*dim, |flat: &[i64]| Tensor::from_slice(flat, &[flat.len()]));
-    let picks = || Tensor::from_slice(indices, &[2, 3]);
+    let (dim, counted) = (*dim, |flat: &[i64]| from_slice(flat, &[flat.len()]));
+    let picks = || from_slice(indices, &[2, 3]);
     let mask = || {
         let bools: Vec<bool> = indices.iter().map(|&flag| flag != 0).collect();
-        Tensor::from_bools(&bools, &[2, bools.len() / 2])
+        from_bools(&bools, &[2, bools.len() / 2])
     };
     let ignoring = CrossEntropy { ignore_index: Some(-100), ..CrossEntropy::default() };
     let rope = |style| {
         let (positions, width) = (case.inputs[0].shape[1], case.inputs[0].shape[2]);
-        let angles = Tensor::from_slice(angles, &[positions, width / 2])?;
+        let angles = from_slice(angles, &[positions, width / 2])?;
         x[0].rope(&angles.cos()?, &angles.sin()?, style)
     };
     match case.op.as_str() {
@@ -268,14 +269,14 @@ fn eight_bit_floats_agree_with_torch() {
         Some(expected) => found == expected,
     };
     for (dtype, eight) in record.float8 {
-        let rounded = Tensor::from_slice(&eight.near, &[eight.near.len()]).unwrap().cast(dtype).unwrap();
+        let rounded = from_slice(&eight.near, &[eight.near.len()]).unwrap().cast(dtype).unwrap();
         let rounded = rounded.cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
         for ((near, found), expected) in eight.near.iter().zip(rounded).zip(eight.rounded) {
             assert!(same(found, expected), "{near} becomes {dtype} {found}, in torch {expected:?}");
         }
         // Every code, by way of the number that torch has for it.
         for expected in eight.codes.into_iter().flatten().filter(|code| code.abs() < 1e30) {
-            let there = Tensor::scalar(expected).unwrap().cast(dtype).unwrap();
+            let there = scalar(expected).unwrap().cast(dtype).unwrap();
             assert_eq!(there.cast(DType::F64).unwrap().item::<f64>().unwrap(), expected);
         }
     }

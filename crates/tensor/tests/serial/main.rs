@@ -2,6 +2,7 @@
 //! change it: the thread pool, whose size is set once, and the allocator's
 //! figures. They run one after another.
 //!
+//! - `gpu`: memory of a GPU is returned (with `WEIGHTLOOM_TEST_DEVICE=cuda:0`, of a real one)
 //! - `memory`: what a tape keeps
 //! - `pool`: the size of the thread pool
 //! - `threads`: results do not depend on the number of threads
@@ -9,6 +10,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
+mod gpu;
 mod memory;
 mod pool;
 mod threads;

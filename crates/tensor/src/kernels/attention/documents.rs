@@ -38,6 +38,11 @@ impl Documents {
     }
 }
 
+/// Checks document starts, `[batch, keys]`.
+pub(crate) fn check_documents(starts: &[i64], geometry: &Geometry) -> Result<()> {
+    starts.chunks(geometry.keys.max(1)).try_for_each(|row| spans(row).map(|_| ()))
+}
+
 /// The documents of a row, from the first position of each position's document.
 fn spans(starts: &[i64]) -> Result<Vec<DocumentSpan>> {
     let mut spans: Vec<DocumentSpan> = Vec::new();

@@ -1,9 +1,10 @@
 //! CPU, memory and GPU.
 
 use std::fs;
-use std::process::Command;
 use std::thread;
 
+use weightloom::errors::Hint as _;
+use weightloom::tensor::{GpuFacts, SelfTest, gpus};
 use weightloom_machine::Memory;
 
 use super::Check;
@@ -75,24 +76,49 @@ fn memory() -> Check {
 }
 
 fn gpu() -> Check {
-    let listed = Command::new("nvidia-smi")
-        .args(["--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"])
-        .output();
-    match listed {
-        Ok(listed) if listed.status.success() => {
-            let gpus = String::from_utf8_lossy(&listed.stdout).trim().replace('\n', "; ");
-            Check::ok("gpu", gpus)
+    let gpus = match gpus() {
+        Ok(gpus) if gpus.is_empty() => return Check::ok("gpu", "no NVIDIA GPU; not needed on the CPU"),
+        Ok(gpus) => gpus,
+        Err(error) => {
+            let hint =
+                error.hint().unwrap_or_else(|| "repair the NVIDIA driver, or run on the CPU".to_owned());
+            return Check::missing("gpu", error.to_string(), hint);
         }
-        Ok(listed) => {
-            let said =
-                String::from_utf8_lossy(&listed.stdout).lines().next().unwrap_or("no answer").to_owned();
-            Check::missing(
-                "gpu",
-                format!("nvidia-smi: {said}"),
-                "repair the NVIDIA driver, or run on the CPU",
+    };
+    let described: Vec<(String, bool)> = gpus.iter().map(describe).collect();
+    let text = described.iter().map(|(text, _)| text.as_str()).collect::<Vec<_>>().join("; ");
+    match described.iter().all(|(_, works)| *works) {
+        true => Check::ok("gpu", text),
+        false => Check::missing("gpu", text, "repair the NVIDIA driver, or run on the CPU"),
+    }
+}
+
+/// A GPU with the results of its test, and whether it works.
+fn describe(gpu: &GpuFacts) -> (String, bool) {
+    let GpuFacts { device, name, capability, memory, free, cuda, kernels } = gpu;
+    let facts = format!(
+        "{device} {name}, {} ({} free), compute capability {}.{}, driver for CUDA {}.{}, {kernels} kernels",
+        bytes(*memory as u64),
+        bytes(*free as u64),
+        capability.0,
+        capability.1,
+        cuda.0,
+        cuda.1,
+    );
+    match SelfTest::run(*device) {
+        Ok(SelfTest { rows_are_exact: true, agrees_with_cpu: true, upload_rate, download_rate }) => {
+            let rate = |rate: f64| format!("{:.1} GB/s", rate / 1e9);
+            (
+                format!(
+                    "{facts}; products exact; copies {} up, {} down",
+                    rate(upload_rate),
+                    rate(download_rate)
+                ),
+                true,
             )
         }
-        Err(_) => Check::ok("gpu", "no NVIDIA driver; not needed on the CPU"),
+        Ok(_) => (format!("{facts}; its products are wrong"), false),
+        Err(error) => (format!("{facts}; {error}"), false),
     }
 }
 

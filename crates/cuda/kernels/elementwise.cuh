@@ -1,0 +1,135 @@
+// Element-wise kernels.
+#pragma once
+
+#include "number.cuh"
+
+template <class W> __device__ inline W sigmoid(W x) { return W(1) / (W(1) + exp(-x)); }
+
+template <class W> __device__ inline W gelu(W x) {
+    return W(0.5) * x * (W(1) + erf(x * W(0.70710678118654752440)));
+}
+
+template <class W> __device__ inline W gelu_slope(W x) {
+    return W(0.5) * (W(1) + erf(x * W(0.70710678118654752440))) +
+           x * W(0.3989422804014327) * exp(W(-0.5) * x * x);
+}
+
+template <class W> __device__ inline W gelu_inner(W x) {
+    return W(0.7978845608028654) * (x + W(0.044715) * x * x * x);
+}
+
+template <class W> __device__ inline W gelu_tanh(W x) { return W(0.5) * x * (W(1) + tanh(gelu_inner(x))); }
+
+template <class W> __device__ inline W gelu_tanh_slope(W x) {
+    W t = tanh(gelu_inner(x));
+    W slope = W(0.7978845608028654) * (W(1) + W(3) * W(0.044715) * x * x);
+    return W(0.5) * (W(1) + t) + W(0.5) * x * (W(1) - t * t) * slope;
+}
+
+// The numbers of operations are those of `Unary` in Rust.
+template <class W> __device__ inline W unary_value(int op, W x, W p, W q) {
+    switch (op) {
+        case 0: return -x;
+        case 1: return exp(x);
+        case 2: return log(x);
+        case 3: return sqrt(x);
+        case 4: return W(1) / sqrt(x);
+        case 5: return fabs(x);
+        case 6: return x <= W(0) ? W(0) : x;  // A NaN stays a NaN.
+        case 7: return sigmoid(x);
+        case 8: return tanh(x);
+        case 9: return x * sigmoid(x);
+        case 10: return gelu(x);
+        case 11: return gelu_tanh(x);
+        case 12: return cos(x);
+        case 13: return sin(x);
+        case 14: return pow(x, p);
+        default: {  // clamp; a NaN stays a NaN
+            W y = x < p ? p : x;
+            return y > q ? q : y;
+        }
+    }
+}
+
+template <class W> __device__ inline W unary_slope(int op, W x, W p, W q) {
+    switch (op) {
+        case 0: return W(-1);
+        case 1: return exp(x);
+        case 2: return W(1) / x;
+        case 3: return W(0.5) / sqrt(x);
+        case 4: return W(-0.5) / (x * sqrt(x));
+        case 5: return x > W(0) ? W(1) : (x < W(0) ? W(-1) : W(0));
+        case 6: return x > W(0) ? W(1) : W(0);
+        case 7: { W s = sigmoid(x); return s * (W(1) - s); }
+        case 8: { W t = tanh(x); return W(1) - t * t; }
+        case 9: { W s = sigmoid(x); return s * (W(1) + x * (W(1) - s)); }
+        case 10: return gelu_slope(x);
+        case 11: return gelu_tanh_slope(x);
+        case 12: return -sin(x);
+        case 13: return cos(x);
+        case 14: return p == W(0) ? W(0) : p * pow(x, q);  // q is p - 1
+        default: return (x < p || x > q) ? W(0) : W(1);
+    }
+}
+
+template <class W> __device__ inline W binary_value(int op, W a, W b) {
+    switch (op) {
+        case 0: return a + b;
+        case 1: return a - b;
+        case 2: return a * b;
+        case 3: return a / b;
+        case 4: return pow(a, b);
+        case 5: return a * sigmoid(a) * b;
+        case 6: return gelu(a) * b;
+        default: return gelu_tanh(a) * b;
+    }
+}
+
+#define UNARY(name, T)                                                                                        \
+    extern "C" __global__ void unary_##name(T* out, const T* x, uint64_t count, int op, double p, double q) { \
+        FOR_EACH(i, count) out[i] = narrow<T>(unary_value<Wide<T>>(op, widen(x[i]), Wide<T>(p), Wide<T>(q))); \
+    }                                                                                                         \
+    extern "C" __global__ void unary_gradient_##name(T* out, const T* x, const T* g, uint64_t count, int op,  \
+                                                     double p, double q) {                                    \
+        FOR_EACH(i, count)                                                                                    \
+        out[i] = narrow<T>(widen(g[i]) * unary_slope<Wide<T>>(op, widen(x[i]), Wide<T>(p), Wide<T>(q)));      \
+    }
+FOR_FLOATS(UNARY)
+
+#define BINARY(name, T)                                                                                   \
+    extern "C" __global__ void binary_##name(T* out, const T* a, const T* b, uint64_t count, Strides s,   \
+                                             int op) {                                                    \
+        FOR_EACH(i, count) {                                                                              \
+            uint64_t at[2];                                                                               \
+            offsets<2>(s, i, at);                                                                         \
+            out[i] = narrow<T>(binary_value<Wide<T>>(op, widen(a[at[0]]), widen(b[at[1]])));              \
+        }                                                                                                 \
+    }                                                                                                     \
+    extern "C" __global__ void add_into_##name(T* out, const T* into, const T* x, uint64_t count) {       \
+        FOR_EACH(i, count) out[i] = narrow<T>(widen(into[i]) + widen(x[i]));                              \
+    }
+FOR_FLOATS(BINARY)
+
+// The gradients of both operands of a gate. `of_a` may be `g`, and `of_b` may be `b`.
+#define GATE(name, T)                                                                                          \
+    extern "C" __global__ void gate_gradient_##name(T* of_a, T* of_b, const T* a, const T* b, const T* g,      \
+                                                    uint64_t count, int gate) {                                \
+        typedef Wide<T> W;                                                                                     \
+        FOR_EACH(i, count) {                                                                                   \
+            W x = widen(a[i]), y = widen(b[i]), slope, value, d = widen(g[i]);                                 \
+            if (gate == 0) {                                                                                   \
+                W s = sigmoid(x);                                                                              \
+                value = x * s;                                                                                 \
+                slope = s * (W(1) + x * (W(1) - s));                                                           \
+            } else if (gate == 1) {                                                                            \
+                value = gelu(x);                                                                               \
+                slope = gelu_slope(x);                                                                         \
+            } else {                                                                                           \
+                value = gelu_tanh(x);                                                                          \
+                slope = gelu_tanh_slope(x);                                                                    \
+            }                                                                                                  \
+            of_a[i] = narrow<T>(d * y * slope);                                                                \
+            of_b[i] = narrow<T>(d * value);                                                                    \
+        }                                                                                                      \
+    }
+FOR_FLOATS(GATE)

@@ -1,0 +1,199 @@
+//! A GPU: memory, copies and launches.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustc_hash::FxHashMap;
+
+use crate::driver::{Arg, DeviceInfo, Driver, Grid};
+use crate::error::CudaError;
+use crate::memory::{Cache, DeviceBlock, Statistics, class};
+use crate::nvidia::NvidiaDriver;
+
+/// The number of GPUs.
+pub fn count() -> Result<usize, CudaError> {
+    NvidiaDriver::count()
+}
+
+/// A device with a cache of its memory.
+#[derive(Debug)]
+pub struct Gpu {
+    driver: Arc<dyn Driver>,
+    cache: Mutex<Cache>,
+    poison: AtomicBool,
+}
+
+/// Whether new memory is filled with bytes that read as NaN, so that results that a
+/// kernel forgets to write are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Poison {
+    /// Memory is not cleared.
+    Off,
+    /// Memory is filled with 0xff.
+    On,
+}
+
+/// The devices that are in use. A device is opened once.
+static DEVICES: Mutex<Option<FxHashMap<u8, Arc<Gpu>>>> = Mutex::new(None);
+
+fn devices() -> MutexGuard<'static, Option<FxHashMap<u8, Arc<Gpu>>>> {
+    DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Gpu {
+    /// The GPU with this number, opened at the first call.
+    pub fn get(ordinal: u8) -> Result<Arc<Self>, CudaError> {
+        let mut devices = devices();
+        let devices = devices.get_or_insert_with(FxHashMap::default);
+        if let Some(gpu) = devices.get(&ordinal) {
+            return Ok(Arc::clone(gpu));
+        }
+        let gpu = Self::with_driver(Arc::new(NvidiaDriver::open(ordinal)?));
+        devices.insert(ordinal, Arc::clone(&gpu));
+        Ok(gpu)
+    }
+
+    /// A GPU with another driver, such as a fake one.
+    pub fn with_driver(driver: Arc<dyn Driver>) -> Arc<Self> {
+        Arc::new(Self { driver, cache: Mutex::new(Cache::new()), poison: AtomicBool::new(false) })
+    }
+
+    /// Makes [`get`](Self::get) return this GPU for a number that is not open yet.
+    /// Returns whether it was not.
+    pub fn install(self: &Arc<Self>, ordinal: u8) -> bool {
+        let mut devices = devices();
+        let devices = devices.get_or_insert_with(FxHashMap::default);
+        if devices.contains_key(&ordinal) {
+            return false;
+        }
+        devices.insert(ordinal, Arc::clone(self));
+        true
+    }
+
+    fn cache(&self) -> MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Facts about the device.
+    pub fn info(&self) -> &DeviceInfo {
+        self.driver.info()
+    }
+
+    /// Bytes that are free on the device, and all bytes.
+    pub fn memory(&self) -> Result<(usize, usize), CudaError> {
+        self.driver.memory()
+    }
+
+    /// The figures of the memory cache.
+    pub fn statistics(&self) -> Statistics {
+        self.cache().statistics
+    }
+
+    /// Resets the high-water mark to the bytes in use.
+    pub fn reset_high_water(&self) {
+        let mut cache = self.cache();
+        cache.statistics.high_water = cache.statistics.in_use;
+    }
+
+    /// Sets the most bytes that blocks in use may hold.
+    pub fn set_budget(&self, bytes: usize) {
+        self.cache().budget = bytes;
+    }
+
+    /// Sets whether new memory is poisoned.
+    pub fn set_poison(&self, poison: Poison) {
+        self.poison.store(poison == Poison::On, Ordering::Relaxed);
+    }
+
+    /// Returns all cached blocks to the driver.
+    pub fn release(&self) {
+        let addresses = self.cache().drain();
+        addresses.into_iter().for_each(|address| self.driver.free(address));
+    }
+
+    /// Memory of at least this many bytes, not cleared. If the device has too little,
+    /// cached blocks are returned to it first.
+    pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<DeviceBlock, CudaError> {
+        let size = class(bytes);
+        let kept = {
+            let mut cache = self.cache();
+            let Statistics { in_use, .. } = cache.statistics;
+            if in_use.saturating_add(size) > cache.budget {
+                return Err(CudaError::OverBudget { asked: bytes, in_use, budget: cache.budget });
+            }
+            cache.take(size)
+        };
+        let address = match kept {
+            Some(address) => address,
+            None => self.fresh(bytes, size)?,
+        };
+        self.cache().count(size);
+        let block = DeviceBlock::new(Arc::clone(self), address, size, bytes);
+        if self.poison.load(Ordering::Relaxed) {
+            self.driver.set(address, 0xff, size)?;
+        }
+        Ok(block)
+    }
+
+    fn fresh(&self, bytes: usize, size: usize) -> Result<u64, CudaError> {
+        let mut address = self.driver.allocate(size)?;
+        if address.is_none() {
+            self.release();
+            address = self.driver.allocate(size)?;
+        }
+        let Some(address) = address else {
+            let (free, total) = self.driver.memory()?;
+            return Err(CudaError::OutOfMemory {
+                asked: bytes,
+                in_use: self.statistics().in_use,
+                free,
+                total,
+            });
+        };
+        self.cache().statistics.fresh += 1;
+        Ok(address)
+    }
+
+    pub(crate) fn give_back(&self, address: u64, size: usize) {
+        let mut cache = self.cache();
+        cache.statistics.in_use -= size;
+        cache.statistics.cached += size;
+        cache.free.entry(size).or_default().push(address);
+    }
+
+    /// Copies bytes to the start of a block.
+    pub fn upload(&self, block: &mut DeviceBlock, bytes: &[u8]) -> Result<(), CudaError> {
+        inside("upload", block, 0, bytes.len())?;
+        if bytes.is_empty() { Ok(()) } else { self.driver.upload(block.address(), bytes) }
+    }
+
+    /// Copies bytes from a block, from `offset`. Waits for all queued work.
+    pub fn download(&self, block: &DeviceBlock, offset: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
+        inside("download", block, offset, bytes.len())?;
+        if bytes.is_empty() { Ok(()) } else { self.driver.download(block.address() + offset as u64, bytes) }
+    }
+
+    /// Copies the first bytes of a block to another.
+    pub fn copy(&self, to: &mut DeviceBlock, from: &DeviceBlock, bytes: usize) -> Result<(), CudaError> {
+        inside("copy", to, 0, bytes)?;
+        inside("copy", from, 0, bytes)?;
+        if bytes == 0 { Ok(()) } else { self.driver.copy(to.address(), from.address(), bytes) }
+    }
+
+    /// Queues a kernel.
+    pub fn launch(&self, kernel: &str, grid: Grid, args: &[Arg<'_>]) -> Result<(), CudaError> {
+        self.driver.launch(kernel, grid, args)
+    }
+
+    /// Waits for all queued work, and returns its errors.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.driver.synchronize()
+    }
+}
+
+fn inside(call: &'static str, block: &DeviceBlock, offset: usize, bytes: usize) -> Result<(), CudaError> {
+    match offset.checked_add(bytes).is_some_and(|end| end <= block.size) {
+        true => Ok(()),
+        false => Err(CudaError::OutsideBlock { call, offset, bytes, size: block.size }),
+    }
+}

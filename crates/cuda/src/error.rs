@@ -1,0 +1,58 @@
+//! Errors of CUDA devices.
+
+use weightloom_errors::Hint;
+
+/// Why a CUDA device cannot be used, or failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)]
+pub enum CudaError {
+    #[error("cannot use CUDA: there is no NVIDIA driver on this machine")]
+    NoDriver,
+    #[error("cannot use CUDA: the NVIDIA driver supports CUDA {found}, but {needed} is required")]
+    OldDriver { found: String, needed: String },
+    #[error("there is no GPU `cuda:{ordinal}`: this machine has {found}")]
+    NoDevice { ordinal: u8, found: usize },
+    #[error("cannot use the GPU `cuda:{ordinal}`: permission denied or in use exclusively ({name})")]
+    NotAllowed { ordinal: u8, name: String },
+    #[error(
+        "cannot allocate {asked} bytes on the GPU: {in_use} are in use by tensors, and {free} of {total} are free"
+    )]
+    OutOfMemory { asked: usize, in_use: usize, free: usize, total: usize },
+    #[error("{asked} bytes do not fit in the GPU memory budget of {budget}, of which {in_use} are in use")]
+    OverBudget { asked: usize, in_use: usize, budget: usize },
+    #[error("no kernels for this GPU: its compute capability is {major}.{minor}, and 8.0 is required")]
+    Capability { major: u32, minor: u32 },
+    #[error("unknown kernel `{name}`")]
+    UnknownKernel { name: String },
+    #[error("the GPU stopped during {call}: {name}")]
+    Lost { call: &'static str, name: String },
+    #[error("{call} failed: {name}")]
+    Driver { call: &'static str, name: String },
+    #[error("{call}: {bytes} bytes at {offset} are outside a block of {size}")]
+    OutsideBlock { call: &'static str, offset: usize, bytes: usize, size: usize },
+    #[error("{call}: the address {address:#x} is not in allocated memory")]
+    BadAddress { call: String, address: u64 },
+}
+
+impl Hint for CudaError {
+    fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::NoDriver => "install NVIDIA's driver, or use `--device cpu`",
+            Self::OldDriver { .. } => "update NVIDIA's driver",
+            Self::NoDevice { .. } => "use a lower number, or check CUDA_VISIBLE_DEVICES",
+            Self::NotAllowed { .. } => {
+                "check the permissions of /dev/nvidia*, and whether another process uses the GPU exclusively"
+            }
+            Self::OutOfMemory { .. } => {
+                "use a smaller batch, shorter sequences or gradient checkpointing, or end other programs on the GPU"
+            }
+            Self::OverBudget { .. } => "free tensors, or raise the budget",
+            Self::Capability { .. } => "use a GPU of the Ampere generation or later",
+            Self::Lost { .. } => "restart the program; its last checkpoint is intact",
+            Self::UnknownKernel { .. } => "rebuild the kernels with scripts/kernels",
+            Self::Driver { .. } | Self::OutsideBlock { .. } | Self::BadAddress { .. } => return None,
+        };
+        Some(hint.to_owned())
+    }
+}

@@ -1,0 +1,315 @@
+//! NVIDIA's driver.
+//!
+//! Every call of the driver's library is `unsafe`. The rules: [`library`] has found
+//! the library before any function of it is named; handles come from the driver and
+//! live as long as the process; pointers to host memory are to slices that outlive the
+//! call, because a call that copies waits for the copy; device addresses are numbers
+//! that only the device follows.
+
+use std::ffi::{CStr, CString, c_void};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use cudarc::driver::sys;
+use rustc_hash::FxHashMap;
+
+use crate::driver::{Arg, DeviceInfo, Driver, Grid};
+use crate::error::CudaError;
+use crate::kernels::{KERNELS, exists};
+
+/// The oldest CUDA version of a driver that runs our kernels.
+const OLDEST: i32 = 12_000;
+
+/// A GPU of this machine, through its primary context and one stream.
+#[derive(Debug)]
+pub(crate) struct NvidiaDriver {
+    info: DeviceInfo,
+    context: Handle<sys::CUcontext>,
+    stream: Handle<sys::CUstream>,
+    module: Handle<sys::CUmodule>,
+    functions: Mutex<FxHashMap<String, Handle<sys::CUfunction>>>,
+}
+
+/// A handle of the driver.
+#[derive(Clone, Copy, Debug)]
+struct Handle<T>(T);
+
+// SAFETY: the driver's functions may be called with any handle from any thread.
+unsafe impl<T> Send for Handle<T> {}
+// SAFETY: as above; a handle is a number that this program never follows.
+unsafe impl<T> Sync for Handle<T> {}
+
+/// Finds and initializes the driver's library, once.
+fn library() -> Result<(), CudaError> {
+    static FOUND: OnceLock<Result<(), CudaError>> = OnceLock::new();
+    FOUND
+        .get_or_init(|| {
+            // SAFETY: loading NVIDIA's driver library runs its initializers, which is
+            // what every CUDA program does.
+            if !unsafe { sys::is_culib_present() } {
+                return Err(CudaError::NoDriver);
+            }
+            // SAFETY: the library is present.
+            let result = unsafe { sys::cuInit(0) };
+            match result {
+                sys::CUresult::CUDA_ERROR_NO_DEVICE => Ok(()),
+                result => check("cuInit", result),
+            }?;
+            let mut version = 0;
+            // SAFETY: the pointer is to a local of the right type.
+            check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&raw mut version) })?;
+            if version < OLDEST {
+                let text = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10);
+                return Err(CudaError::OldDriver { found: text(version), needed: text(OLDEST) });
+            }
+            Ok(())
+        })
+        .clone()
+}
+
+/// The name of a result, such as `CUDA_ERROR_OUT_OF_MEMORY`.
+fn name(result: sys::CUresult) -> String {
+    let mut text = std::ptr::null();
+    // SAFETY: the pointer is to a local; the driver sets it to a static text or null.
+    unsafe {
+        if sys::cuGetErrorName(result, &raw mut text) == sys::CUresult::CUDA_SUCCESS && !text.is_null() {
+            return CStr::from_ptr(text).to_string_lossy().into_owned();
+        }
+    }
+    format!("error {}", result as u32)
+}
+
+fn check(call: &'static str, result: sys::CUresult) -> Result<(), CudaError> {
+    use sys::CUresult as R;
+    match result {
+        R::CUDA_SUCCESS => Ok(()),
+        // These end all work of the context.
+        R::CUDA_ERROR_ILLEGAL_ADDRESS
+        | R::CUDA_ERROR_LAUNCH_FAILED
+        | R::CUDA_ERROR_LAUNCH_TIMEOUT
+        | R::CUDA_ERROR_ASSERT
+        | R::CUDA_ERROR_HARDWARE_STACK_ERROR
+        | R::CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | R::CUDA_ERROR_MISALIGNED_ADDRESS
+        | R::CUDA_ERROR_INVALID_ADDRESS_SPACE
+        | R::CUDA_ERROR_INVALID_PC
+        | R::CUDA_ERROR_ECC_UNCORRECTABLE
+        | R::CUDA_ERROR_DEVICE_UNAVAILABLE => Err(CudaError::Lost { call, name: name(result) }),
+        _ => Err(CudaError::Driver { call, name: name(result) }),
+    }
+}
+
+impl NvidiaDriver {
+    /// The number of GPUs.
+    pub(crate) fn count() -> Result<usize, CudaError> {
+        library()?;
+        let mut count = 0;
+        // SAFETY: the pointer is to a local of the right type.
+        match unsafe { sys::cuDeviceGetCount(&raw mut count) } {
+            sys::CUresult::CUDA_ERROR_NO_DEVICE | sys::CUresult::CUDA_ERROR_NOT_INITIALIZED => Ok(0),
+            result => check("cuDeviceGetCount", result).map(|()| usize::try_from(count).unwrap_or(0)),
+        }
+    }
+
+    /// Opens a GPU and loads the kernels.
+    pub(crate) fn open(ordinal: u8) -> Result<Self, CudaError> {
+        let found = Self::count()?;
+        if usize::from(ordinal) >= found {
+            return Err(CudaError::NoDevice { ordinal, found });
+        }
+        let (mut device, mut context) = (0, std::ptr::null_mut());
+        // SAFETY: the pointers are to locals of the right types.
+        unsafe {
+            check("cuDeviceGet", sys::cuDeviceGet(&raw mut device, i32::from(ordinal)))?;
+            match sys::cuDevicePrimaryCtxRetain(&raw mut context, device) {
+                result @ (sys::CUresult::CUDA_ERROR_NOT_PERMITTED
+                | sys::CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE
+                | sys::CUresult::CUDA_ERROR_OPERATING_SYSTEM) => {
+                    return Err(CudaError::NotAllowed { ordinal, name: name(result) });
+                }
+                result => check("cuDevicePrimaryCtxRetain", result)?,
+            }
+            check("cuCtxSetCurrent", sys::cuCtxSetCurrent(context))?;
+        }
+        let info = info(device)?;
+        if info.capability.0 < 8 {
+            let (major, minor) = info.capability;
+            return Err(CudaError::Capability { major, minor });
+        }
+        let (mut stream, mut module) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the pointers are to locals of the right types, and the fatbin is
+        // static.
+        unsafe {
+            let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            check("cuStreamCreate", sys::cuStreamCreate(&raw mut stream, flags))?;
+            check("cuModuleLoadData", sys::cuModuleLoadData(&raw mut module, KERNELS.as_ptr().cast()))?;
+        }
+        Ok(Self {
+            info,
+            context: Handle(context),
+            stream: Handle(stream),
+            module: Handle(module),
+            functions: Mutex::default(),
+        })
+    }
+
+    /// Makes the device current on this thread.
+    fn enter(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is retained for the life of the process.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context.0) })
+    }
+
+    fn function(&self, name: &str) -> Result<sys::CUfunction, CudaError> {
+        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = functions.get(name) {
+            return Ok(function.0);
+        }
+        let unknown = || CudaError::UnknownKernel { name: name.to_owned() };
+        if !exists(name) {
+            return Err(unknown());
+        }
+        let text = CString::new(name).map_err(|_| unknown())?;
+        let mut function = std::ptr::null_mut();
+        // SAFETY: the module is loaded, and the name ends in a zero.
+        check("cuModuleGetFunction", unsafe {
+            sys::cuModuleGetFunction(&raw mut function, self.module.0, text.as_ptr())
+        })?;
+        functions.insert(name.to_owned(), Handle(function));
+        Ok(function)
+    }
+}
+
+fn info(device: sys::CUdevice) -> Result<DeviceInfo, CudaError> {
+    use sys::CUdevice_attribute as A;
+    let attribute = |attribute| {
+        let mut value = 0;
+        // SAFETY: the pointer is to a local of the right type.
+        check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, device) })
+            .map(|()| u32::try_from(value).unwrap_or(0))
+    };
+    let (mut name, mut memory, mut version) = ([0; 256], 0, 0);
+    // SAFETY: the driver writes at most 256 bytes with a final zero; the other
+    // pointers are to locals of the right types.
+    let name = unsafe {
+        check("cuDeviceGetName", sys::cuDeviceGetName(name.as_mut_ptr(), 256, device))?;
+        check("cuDeviceTotalMem", sys::cuDeviceTotalMem_v2(&raw mut memory, device))?;
+        check("cuDriverGetVersion", sys::cuDriverGetVersion(&raw mut version))?;
+        CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
+    };
+    Ok(DeviceInfo {
+        name,
+        capability: (
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        memory,
+        multiprocessors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        driver_version: u32::try_from(version).unwrap_or(0),
+    })
+}
+
+impl Driver for NvidiaDriver {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> Result<(usize, usize), CudaError> {
+        self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the pointers are to locals of the right type.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
+        Ok((free, total))
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Option<u64>, CudaError> {
+        self.enter()?;
+        let mut address = 0;
+        // SAFETY: the pointer is to a local of the right type.
+        match unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes) } {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Ok(None),
+            result => check("cuMemAlloc", result).map(|()| Some(address)),
+        }
+    }
+
+    fn free(&self, address: u64) {
+        // An error here is one of earlier work, which the next call reports too.
+        if self.enter().is_ok() {
+            // SAFETY: the address is one of `allocate`, returned once. The driver
+            // waits for queued work.
+            let _ = unsafe { sys::cuMemFree_v2(address) };
+        }
+    }
+
+    fn upload(&self, to: u64, bytes: &[u8]) -> Result<(), CudaError> {
+        self.enter()?;
+        // SAFETY: the slice outlives the copy, because of the wait.
+        check("cuMemcpyHtoDAsync", unsafe {
+            sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.stream.0)
+        })?;
+        self.synchronize()
+    }
+
+    fn download(&self, from: u64, bytes: &mut [u8]) -> Result<(), CudaError> {
+        self.enter()?;
+        // SAFETY: as above; nothing else reads the slice meanwhile.
+        check("cuMemcpyDtoHAsync", unsafe {
+            sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), self.stream.0)
+        })?;
+        self.synchronize()
+    }
+
+    fn set(&self, to: u64, byte: u8, bytes: usize) -> Result<(), CudaError> {
+        self.enter()?;
+        // SAFETY: only device memory is written.
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(to, byte, bytes, self.stream.0) })
+    }
+
+    fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError> {
+        self.enter()?;
+        // SAFETY: only device memory is read and written.
+        check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream.0) })
+    }
+
+    fn launch(&self, kernel: &str, grid: Grid, args: &[Arg<'_>]) -> Result<(), CudaError> {
+        self.enter()?;
+        let function = self.function(kernel)?;
+        let mut arguments: Vec<*mut c_void> = args.iter().map(argument).collect();
+        let [x, y, z] = grid.blocks;
+        // SAFETY: every argument points to a value that outlives the call; the driver
+        // copies it. The kernel reads and writes device memory only.
+        check("cuLaunchKernel", unsafe {
+            let (stream, none) = (self.stream.0, std::ptr::null_mut());
+            sys::cuLaunchKernel(
+                function,
+                x,
+                y,
+                z,
+                grid.threads,
+                1,
+                1,
+                0,
+                stream,
+                arguments.as_mut_ptr(),
+                none,
+            )
+        })
+    }
+
+    fn synchronize(&self) -> Result<(), CudaError> {
+        self.enter()?;
+        // SAFETY: the stream lives as long as the process.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream.0) })
+    }
+}
+
+/// A pointer to the value of an argument. The driver only reads it.
+fn argument(arg: &Arg<'_>) -> *mut c_void {
+    static NULL: u64 = 0;
+    match arg {
+        Arg::Address(value) | Arg::U64(value) => std::ptr::from_ref(value).cast_mut().cast(),
+        Arg::Null => (&raw const NULL).cast_mut().cast(),
+        Arg::I64(value) => std::ptr::from_ref(value).cast_mut().cast(),
+        Arg::I32(value) => std::ptr::from_ref(value).cast_mut().cast(),
+        Arg::F64(value) => std::ptr::from_ref(value).cast_mut().cast(),
+        Arg::Bytes(bytes) => bytes.as_ptr().cast_mut().cast(),
+    }
+}

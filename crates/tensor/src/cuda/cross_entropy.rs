@@ -1,0 +1,73 @@
+//! Cross-entropy of rows of logits.
+
+use weightloom_cuda::Arg;
+use weightloom_layout::Shape;
+
+use super::{Cuda, address, count, float, rows, wide};
+use crate::error::Result;
+use crate::kernels::cross_entropy::{CrossEntropyKernels, count_targets};
+use crate::ops::CrossEntropy;
+use crate::tensor::Tensor;
+
+const OP: &str = "cross_entropy";
+
+/// The divisor of the sum of losses. Checks all targets.
+fn divisor(targets: &Tensor, classes: usize, options: CrossEntropy) -> Result<f64> {
+    let counted = count_targets(&targets.to_vec::<i64>()?, classes, options)?;
+    Ok(options.divisor.unwrap_or(counted as f64))
+}
+
+/// The ignored target, and whether there is one.
+fn ignored(options: CrossEntropy) -> [Arg<'static>; 2] {
+    [Arg::I64(options.ignore_index.unwrap_or(0)), Arg::I32(i32::from(options.ignore_index.is_some()))]
+}
+
+impl CrossEntropyKernels for Cuda {
+    fn cross_entropy(&self, logits: &Tensor, targets: &Tensor, options: CrossEntropy) -> Result<Tensor> {
+        let (dtype, number, row) = (logits.dtype(), logits.shape()[0], logits.shape()[1]);
+        let kernel = format!("row_loss_{}", float(OP, dtype)?);
+        let divisor = divisor(targets, row, options)?;
+        let losses = self.empty(wide(dtype), &Shape::new(&[number])?)?;
+        let [ignored, ignores] = ignored(options);
+        let args = [
+            address(OP, &losses)?,
+            address(OP, logits)?,
+            address(OP, targets)?,
+            count(number),
+            count(row),
+            ignored,
+            ignores,
+            Arg::F64(options.label_smoothing),
+        ];
+        self.launch(&kernel, rows(number), number * row, &args)?;
+        self.add_in_order(OP, &losses, divisor, dtype, &Shape::default())
+    }
+
+    fn cross_entropy_gradient(
+        &self,
+        logits: Tensor,
+        targets: &Tensor,
+        gradient: &Tensor,
+        options: CrossEntropy,
+    ) -> Result<Tensor> {
+        let (dtype, number, row) = (logits.dtype(), logits.shape()[0], logits.shape()[1]);
+        let kernel = format!("cross_entropy_gradient_{}", float(OP, dtype)?);
+        let divisor = divisor(targets, row, options)?;
+        let reused = self.reuse(OP, logits)?;
+        let [ignored, ignores] = ignored(options);
+        let args = [
+            address(OP, &reused.out)?,
+            reused.source,
+            address(OP, targets)?,
+            address(OP, gradient)?,
+            count(number),
+            count(row),
+            ignored,
+            ignores,
+            Arg::F64(options.label_smoothing),
+            Arg::F64(divisor),
+        ];
+        self.launch(&kernel, rows(number), number * row, &args)?;
+        Ok(reused.out)
+    }
+}

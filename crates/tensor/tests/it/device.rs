@@ -1,0 +1,28 @@
+//! The device under test.
+
+use std::sync::OnceLock;
+
+use weightloom_tensor::{Device, Element, Tensor, TensorError};
+
+/// The device that `WEIGHTLOOM_TEST_DEVICE` names, or the CPU.
+pub fn device() -> Device {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    *DEVICE.get_or_init(|| {
+        std::env::var("WEIGHTLOOM_TEST_DEVICE").map_or(Device::Cpu, |name| name.parse().unwrap())
+    })
+}
+
+/// A tensor of these elements on the device under test.
+pub fn from_slice<T: Element>(elements: &[T], dims: &[usize]) -> Result<Tensor, TensorError> {
+    Tensor::from_slice(elements, dims)?.to(device())
+}
+
+/// A tensor of bools on the device under test.
+pub fn from_bools(elements: &[bool], dims: &[usize]) -> Result<Tensor, TensorError> {
+    Tensor::from_bools(elements, dims)?.to(device())
+}
+
+/// A 0-dimensional tensor on the device under test.
+pub fn scalar<T: Element>(element: T) -> Result<Tensor, TensorError> {
+    Tensor::scalar(element)?.to(device())
+}
