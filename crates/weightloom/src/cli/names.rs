@@ -54,11 +54,13 @@ fn families(registry: &Registry) -> Vec<String> {
 
 /// Lists names at the end of the long help.
 fn with_names(command: Command, names: &[Names]) -> Command {
-    let mut text = command.get_after_help().map(StyledStr::to_string).unwrap_or_default();
-    for (heading, names) in names.iter().filter(|(_, names)| !names.is_empty()) {
-        let line = format!("{heading}: {}", names.join(", "));
-        text = if text.is_empty() { line } else { format!("{text}\n{line}") };
-    }
+    let known = names.iter().filter(|(_, names)| !names.is_empty());
+    let lines = known.map(|(heading, names)| format!("{heading}: {}", names.join(", ")));
+    let list = lines.collect::<Vec<_>>().join("\n");
+    let text = match command.get_after_help() {
+        Some(examples) => format!("{examples}\n\n{list}"),
+        None => list,
+    };
     command.after_long_help(text)
 }
 

@@ -1,318 +1,19 @@
 //! A program of one's own: its names in help, reference, hints and lists, its
 //! extensions in runs, and what happens if they misbehave.
 
+mod extensions;
+
 use std::path::Path;
 use std::process::{Command, ExitCode, Output};
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
-use weightloom::checkpoint::plan::{SavePlanner, SavePlannerFactory, StandardSavePlanner};
-use weightloom::checkpoint::{Index, KeyMap};
-use weightloom::dtensor::{Call, DTensor, DTensorError, DistributedOp, Rule};
+use serde_json::{Value, json};
+use weightloom::dtensor::{Call, DTensorError, DistributedOp, Rule};
 use weightloom::errors::Hint as _;
-use weightloom::nn::{IGNORED, NnError, SharedDefinition};
-use weightloom::sway::paired::{Draft, PairedSettings};
-use weightloom::sway::probe::{About, Finding, ProbeContext, ProbeKind, Stop};
-use weightloom::sway::{Aspect, Category, ProbeVerdict};
-use weightloom::tensor::{CrossEntropy, Tensor, TensorError};
-use weightloom::train::callback::{
-    Callback, CallbackError, CallbackFactory, CallbackResult, Control, TrainerState,
-};
-use weightloom::train::config::ModelConfig;
-use weightloom::train::engine::StepResult;
 use weightloom::train::extensions::NoOptions;
-use weightloom::train::loss::{Loss, LossArgs, LossError, LossFactory};
-use weightloom::train::metrics::{MetricsError, Record, Sink, SinkFactory};
-use weightloom::train::optimizer::{Optimizer, OptimizerConfig, OptimizerError, OptimizerFactory, StepInfo};
-use weightloom::train::spec::{FamilySpec, ModelSpec, SpecError};
-use weightloom::{App, Registry, RegistryError, app};
+use weightloom::train::optimizer::{Optimizer, OptimizerConfig, OptimizerError, OptimizerFactory};
+use weightloom::{Registry, RegistryError, app};
 
-/// Steps of the size of the learning rate, in the direction of the gradient's sign.
-#[derive(Debug)]
-struct SignDescent;
-
-impl Optimizer for SignDescent {
-    fn name(&self) -> &'static str {
-        "sign_descent"
-    }
-
-    fn states(&self) -> &'static [&'static str] {
-        &[]
-    }
-
-    fn step(
-        &self,
-        step: &StepInfo,
-        parameter: &mut Tensor,
-        gradient: &Tensor,
-        _: &mut [Tensor],
-    ) -> Result<(), TensorError> {
-        let small = Tensor::full(1e-12, gradient.dtype(), &[], gradient.device())?;
-        let size = gradient.mul(gradient)?.add(&small)?.sqrt()?;
-        *parameter = parameter.sub(&gradient.div(&size)?.scale(step.learning_rate)?)?;
-        Ok(())
-    }
-}
-
-impl OptimizerFactory for SignDescent {
-    type Options = NoOptions;
-
-    fn name(&self) -> &'static str {
-        "sign_descent"
-    }
-
-    fn summary(&self) -> &'static str {
-        "Steps in the direction of the gradient's sign."
-    }
-
-    fn build(&self, _: &OptimizerConfig, _: NoOptions) -> Result<Box<dyn Optimizer>, OptimizerError> {
-        Ok(Box::new(Self))
-    }
-}
-
-/// Cross-entropy with smoothed targets.
-#[derive(Debug)]
-struct Smoothed;
-
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-struct SmoothedOptions {
-    /// Share of the probability that other tokens get.
-    smoothing: f64,
-    /// What goes wrong.
-    misdeed: Misdeed,
-}
-
-impl Default for SmoothedOptions {
-    fn default() -> Self {
-        Self { smoothing: 0.1, misdeed: Misdeed::None }
-    }
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-enum Misdeed {
-    /// Nothing.
-    #[default]
-    None,
-    /// It panics.
-    Panic,
-    /// It returns logits.
-    Shape,
-}
-
-impl Loss for SmoothedOptions {
-    fn compute(&self, args: &LossArgs<'_>) -> Result<DTensor, NnError> {
-        match self.misdeed {
-            Misdeed::Panic => panic!("out of ideas"),
-            Misdeed::Shape => return args.logits(),
-            Misdeed::None => {}
-        }
-        let options = CrossEntropy {
-            ignore_index: Some(IGNORED),
-            label_smoothing: self.smoothing,
-            divisor: Some(args.divisor),
-        };
-        Ok(args.logits()?.cross_entropy(&args.row_targets()?, options)?)
-    }
-}
-
-impl LossFactory for Smoothed {
-    type Options = SmoothedOptions;
-
-    fn name(&self) -> &'static str {
-        "smoothed"
-    }
-
-    fn summary(&self) -> &'static str {
-        "Cross-entropy with smoothed targets."
-    }
-
-    fn build(&self, options: SmoothedOptions) -> Result<Box<dyn Loss>, LossError> {
-        Ok(Box::new(options))
-    }
-}
-
-/// Ends the run after a step.
-#[derive(Debug)]
-struct StopAfter;
-
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct StopOptions {
-    /// The step; the one before it panics if there is none.
-    step: u64,
-}
-
-impl Callback for StopOptions {
-    fn name(&self) -> &str {
-        "stop_after"
-    }
-
-    fn on_step_end(&mut self, state: &TrainerState<'_>, _: &StepResult) -> CallbackResult {
-        assert_ne!(self.step, 0, "there is no step 0");
-        Ok(if state.step == self.step { Control::Stop } else { Control::Continue })
-    }
-}
-
-impl CallbackFactory for StopAfter {
-    type Options = StopOptions;
-
-    fn name(&self) -> &'static str {
-        "stop_after"
-    }
-
-    fn summary(&self) -> &'static str {
-        "End the run after a step."
-    }
-
-    fn build(&self, options: StopOptions) -> Result<Box<dyn Callback>, CallbackError> {
-        Ok(Box::new(options))
-    }
-}
-
-/// A list of steps in a file.
-#[derive(Debug)]
-struct Diary;
-
-struct DiaryFile(std::path::PathBuf);
-
-impl Sink for DiaryFile {
-    fn record(&mut self, record: &Record) -> Result<(), MetricsError> {
-        let before = std::fs::read_to_string(&self.0).unwrap_or_default();
-        let line = format!("{before}step {}\n", record.step);
-        std::fs::write(&self.0, line).map_err(|error| MetricsError::failed("diary", error.to_string()))
-    }
-}
-
-impl SinkFactory for Diary {
-    fn name(&self) -> &'static str {
-        "diary"
-    }
-
-    fn summary(&self) -> &'static str {
-        "A list of steps."
-    }
-
-    fn open(&self, folder: &Path, _: u64) -> Result<Box<dyn Sink>, MetricsError> {
-        Ok(Box::new(DiaryFile(folder.join("diary.txt"))))
-    }
-
-    fn how_to_view(&self, folder: &str) -> String {
-        format!("{folder}/diary.txt")
-    }
-}
-
-/// Whether there are texts at all.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-struct Silence {
-    /// The texts.
-    texts: Vec<String>,
-}
-
-impl ProbeKind for Silence {
-    const ABOUT: About = About {
-        kind: "silence",
-        category: Category::Adherence,
-        aspect: Aspect::Behavior,
-        title: "Silence",
-        summary: "whether there are texts",
-        question: "Are there texts at all?",
-        measure: "The number of texts.",
-        axis: "texts",
-    };
-
-    fn judge(&self, _: &ProbeContext<'_>) -> Result<Finding, Stop> {
-        Ok(Finding::without_number(ProbeVerdict::Pass, format!("{} texts", self.texts.len())))
-    }
-
-    fn draft(&self, context: &ProbeContext<'_>, _: &PairedSettings) -> Result<Draft, Stop> {
-        self.judge(context).map(Draft::settled)
-    }
-}
-
-/// A llama under another name.
-struct Alpaca(FamilySpec);
-
-impl ModelSpec for Alpaca {
-    fn name(&self) -> &str {
-        "pasture.alpaca"
-    }
-
-    fn config(
-        &self,
-        model: &ModelConfig,
-        weights: Option<&Map<String, Value>>,
-    ) -> Result<Map<String, Value>, SpecError> {
-        self.0.config(model, weights)
-    }
-
-    fn definition(&self, config: &Map<String, Value>) -> Result<SharedDefinition, SpecError> {
-        self.0.definition(config)
-    }
-
-    fn keys(&self, config: &Map<String, Value>, index: &Index) -> Result<KeyMap, SpecError> {
-        self.0.keys(config, index)
-    }
-}
-
-fn alpaca(registry: &Registry) -> Alpaca {
-    Alpaca(FamilySpec::new(registry.families().get("llama").unwrap().clone()))
-}
-
-/// The default planner under another name.
-struct Plain;
-
-impl SavePlannerFactory for Plain {
-    fn name(&self) -> &'static str {
-        "plain"
-    }
-
-    fn summary(&self) -> &'static str {
-        "The default planner."
-    }
-
-    fn planner(&self) -> Box<dyn SavePlanner> {
-        Box::new(StandardSavePlanner::new())
-    }
-}
-
-/// A rule with the name of a built-in operation.
-struct SecondLinear;
-
-impl DistributedOp for SecondLinear {
-    fn name(&self) -> &'static str {
-        "linear"
-    }
-
-    fn rule(&self, _: &Call<'_>) -> Result<Rule, DTensorError> {
-        Ok(Rule::new(&[2], &[2]))
-    }
-}
-
-fn tiny() -> Value {
-    json!({
-        "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
-    })
-}
-
-fn mine() -> App {
-    let registry = Registry::standard().arch("llama", "llama_mini", tiny());
-    let spec = alpaca(&registry);
-    let registry = registry
-        .model(spec)
-        .cards("mine.yaml", "name: my_llama\nmodel_family: llama\nmodel_arch: llama_mini\n")
-        .loss(Smoothed)
-        .optimizer(SignDescent)
-        .callback(StopAfter)
-        .sink(Diary)
-        .save_planner(Plain)
-        .probe::<Silence>();
-    app(registry).name("mine").version("1.2.3")
-}
+use extensions::{SignDescent, Silence, alpaca, mine, tiny};
 
 /// The variable with the arguments of the program, as a JSON list.
 const ARGUMENTS: &str = "OWN_PROGRAM_ARGUMENTS";
@@ -368,7 +69,7 @@ fn names_of_ones_own_are_in_help_reference_schema_and_lists() {
     };
     let help = of(&["train", "--help"]);
     for names in [
-        "Losses: cross_entropy, smoothed",
+        "Losses: cross_entropy, smoothed, doubled_logits",
         "Optimizers: adamw, sgd, sign_descent",
         "Metric sinks: jsonl, tensorboard, diary",
         "Callbacks: stop_after",
@@ -446,6 +147,45 @@ fn a_run_uses_what_the_program_registers() {
 }
 
 #[test]
+fn functions_of_a_user_are_part_of_runs_and_dry_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("run.yaml"), RUN).unwrap();
+    let changes = ["train.loss.kind=doubled_logits", "train.accelerator.tp=2", "train.callbacks={}"];
+    for options in [&["--ranks", "2"][..], &["--ranks", "4", "--dry-run"]] {
+        let output = run(folder.path(), &[&["train", "run.yaml"][..], &changes, options].concat());
+        assert!(output.status.success(), "{options:?}: {}", errors(&output));
+    }
+}
+
+#[test]
+fn a_suite_names_probes_and_backends_of_the_program() {
+    let folder = tempfile::tempdir().unwrap();
+    let suite = "models: {base: {kind: canned, base: tiny}, ft: {kind: canned, base: tuned}}\n\
+                 suite: [{name: own, kind: silence, texts: [One, Two]}]\n";
+    std::fs::write(folder.path().join("sway.yaml"), suite).unwrap();
+    let output = run(folder.path(), &["sway", "run", "sway.yaml", "--json", "--no-cache"]);
+    assert!(output.status.success(), "{}", errors(&output));
+    let report: Value = serde_json::from_str(&text(&output)).unwrap();
+    assert_eq!(report["probes"][0]["message"], "2 texts", "{report}");
+}
+
+#[test]
+fn a_checkpoint_in_a_format_of_the_program_is_read_and_converted() {
+    let folder = tempfile::tempdir().unwrap();
+    let numbers: Vec<u8> = [1.0_f32, 2.0, 3.0].into_iter().flat_map(f32::to_le_bytes).collect();
+    std::fs::write(folder.path().join("vector.f32"), &numbers).unwrap();
+    let shown = run(folder.path(), &["inspect", "vector.f32", "--json"]);
+    assert!(shown.status.success(), "{}", errors(&shown));
+    assert!(text(&shown).contains("raw_vector"), "{}", text(&shown));
+    let converted = run(folder.path(), &["convert", "vector.f32", "model", "--to", "hf"]);
+    assert!(converted.status.success(), "{}", errors(&converted));
+    assert!(run(folder.path(), &["diff", "vector.f32", "model"]).status.success());
+    std::fs::write(folder.path().join("broken.f32"), [0; 3]).unwrap();
+    let broken = run(folder.path(), &["inspect", "broken.f32"]);
+    assert!(errors(&broken).contains("as `raw_vector`: 3 bytes are no numbers"), "{}", errors(&broken));
+}
+
+#[test]
 fn wrong_names_have_hints_with_the_names_of_the_program() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("run.yaml"), RUN).unwrap();
@@ -485,6 +225,19 @@ fn an_extension_that_misbehaves_in_a_run_is_named() {
     }
     let output = run(folder.path(), &["train", "run.yaml", "train.callbacks.stop_after={}"]);
     assert!(errors(&output).contains("train.callbacks.stop_after.step"), "{}", errors(&output));
+}
+
+/// A rule with the name of a built-in operation.
+struct SecondLinear;
+
+impl DistributedOp for SecondLinear {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn rule(&self, _: &Call<'_>) -> Result<Rule, DTensorError> {
+        Ok(Rule::new(&[2], &[2]))
+    }
 }
 
 /// An optimizer whose name panics.
