@@ -21,7 +21,7 @@ const TOLERANCE: f64 = 1e-9;
 /// A rule that allows layouts in which the function computes something else is an
 /// error that names its operation. Shapes cannot show such a mistake, so call this in
 /// a test. Every rank calls it, with the same operands; floats are computed in `f64`,
-/// where a wrong number cannot hide behind rounding. Dims that the number of ranks
+/// where rounding cannot hide a wrong number. Dims that the number of ranks
 /// does not divide, or smaller ones, are good choices.
 ///
 /// ```
