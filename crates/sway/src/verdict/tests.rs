@@ -271,6 +271,7 @@ fn noise_claims_anything_at_the_rate_of_one_test() {
                 fallback_p: None,
                 units: 10,
                 unit: "prompts",
+                effect_unit: crate::paired::EffectUnit::Plain,
                 decided: None,
             };
             Draft { finding, claim: Claim::Change(change) }

@@ -120,7 +120,7 @@ pub(super) fn run(args: &ConvertArgs, registry: &Registry, output: Output) -> Re
         TargetFormat::Dcp => SaveFormat::Dcp,
         TargetFormat::Peft => SaveFormat::Peft,
     };
-    let assets = described(args, &source, output)?;
+    let assets = described(args, &source, registry, output)?;
     let mut only = chosen(args, &source).map_err(|error| Failure::user(&error))?;
     if only.is_none() && assets.contains_key("config.json") {
         // RoPE frequencies are in the configuration.
@@ -186,6 +186,7 @@ fn model_part(args: &ConvertArgs, source: Source, output: Output) -> Result<(Sou
 fn described(
     args: &ConvertArgs,
     source: &Source,
+    registry: &Registry,
     output: Output,
 ) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
     // A part of a model is none that could be loaded.
@@ -194,7 +195,7 @@ fn described(
     if !is_folder_of_model || source.index.format() != Format::Gguf {
         return Ok(BTreeMap::new());
     }
-    let hub = HubArgs::default().hub()?;
+    let hub = HubArgs::default().hub(registry)?;
     let files = hub
         .locate(&args.source, &())
         .and_then(|located| hub.open(&located.model, &()))
