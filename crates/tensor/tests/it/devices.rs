@@ -54,7 +54,7 @@ fn run(operation: &Operation, dtype: DType, device: Device) -> Result<Vec<Vec<f6
         let gradients = backward([(output, Some(weights))])?;
         for input in &inputs {
             if let Some(gradient) = gradients.of(input) {
-                results.push(numbers(&gradient)?);
+                results.push(numbers(gradient)?);
             }
         }
     }

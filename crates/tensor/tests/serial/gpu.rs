@@ -34,7 +34,7 @@ fn step(device: Device) {
         let gradients = backward([(loss, None)]).unwrap();
         for ((weight, leaf), moments) in weights.iter_mut().zip(&leaves).zip(&mut moments) {
             let gradient = gradients.of(leaf).unwrap();
-            AdamW::default().step(number, weight, &gradient, moments).unwrap();
+            AdamW::default().step(number, weight, gradient, moments).unwrap();
         }
     }
 }
