@@ -57,6 +57,10 @@ impl Tensor {
     /// # Ok::<(), TensorError>(())
     /// ```
     pub fn to(&self, device: Device) -> Result<Self> {
-        if self.device() == device { Ok(self.clone()) } else { apply_one(To { device }, std::slice::from_ref(self)) }
+        if self.device() == device {
+            Ok(self.clone())
+        } else {
+            apply_one(To { device }, std::slice::from_ref(self))
+        }
     }
 }

@@ -14,7 +14,7 @@ use weightloom::checkpoint::{
     Source, Target, convert,
 };
 use weightloom::errors::Hint;
-use weightloom::hub::folder_files;
+use weightloom::hub::{HubError, folder_files};
 use weightloom::layout::{DType, UnknownDType};
 
 use super::byte_size::ByteSize;
@@ -120,7 +120,10 @@ pub(super) fn run(args: &ConvertArgs, registry: &Registry, output: Output) -> Re
         TargetFormat::Dcp => SaveFormat::Dcp,
         TargetFormat::Peft => SaveFormat::Peft,
     };
-    let assets = described(args, &source, registry, output)?;
+    let (assets, lacks) = match described(args, &source, registry)? {
+        Ok(assets) => (assets, None),
+        Err(reason) => (BTreeMap::new(), Some(reason)),
+    };
     let mut only = chosen(args, &source).map_err(|error| Failure::user(&error))?;
     if only.is_none() && assets.contains_key("config.json") {
         // RoPE frequencies are in the configuration.
@@ -133,6 +136,9 @@ pub(super) fn run(args: &ConvertArgs, registry: &Registry, output: Output) -> Re
         only,
     };
     let report = convert(&source, &target, &options, &Progress::new(output))?;
+    if let Some(reason) = lacks {
+        output.note(&format!("converted weights only, without config.json and tokenizer: {reason}"));
+    }
     let converted = Converted {
         target: args.target.clone(),
         tensors: report.tensors,
@@ -182,28 +188,23 @@ fn model_part(args: &ConvertArgs, source: Source, output: Output) -> Result<(Sou
 }
 
 /// Configuration and tokenizer of a GGUF file, which has them in its metadata: without
-/// them, a folder of weights cannot be loaded. Other formats have files to copy.
+/// them, a folder of weights cannot be loaded. Other formats have files to copy. If the
+/// metadata lack something, the reason.
 fn described(
     args: &ConvertArgs,
     source: &Source,
     registry: &Registry,
-    output: Output,
-) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
+) -> Result<Result<BTreeMap<String, Vec<u8>>, HubError>, Failure> {
     // A part of a model is none that could be loaded.
     let is_whole = args.include.is_empty() && args.exclude.is_empty();
     let is_folder_of_model = is_whole && matches!(args.to, TargetFormat::Hf | TargetFormat::Native);
     if !is_folder_of_model || source.index.format() != Format::Gguf {
-        return Ok(BTreeMap::new());
+        return Ok(Ok(BTreeMap::new()));
     }
     let hub = HubArgs::default().hub(registry)?;
-    let files = hub
-        .locate(&args.source, &())
-        .and_then(|located| hub.open(&located.model, &()))
-        .and_then(|model| folder_files(&model, args.dtype));
-    Ok(files.unwrap_or_else(|error| {
-        output.note(&format!("converting weights only, without config.json and tokenizer: {error}"));
-        BTreeMap::new()
-    }))
+    let located = hub.locate(&args.source, &());
+    let model = located.and_then(|located| hub.open(&located.model, &()));
+    Ok(model.and_then(|model| folder_files(&model, args.dtype)))
 }
 
 fn target(location: &str) -> Result<Target, Failure> {
