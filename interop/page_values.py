@@ -27,7 +27,8 @@ class Comparison:
         self.curves("adapter_ablation", "lambdas", "mean_divergence_per_lambda")
         self.curves("prompt_collapse", "context_lengths", "mean_divergence_per_length")
         gain = "own_lift" if self.report["statistics"] == "paired" else "effective_sis"
-        self.bars("section_internalization", gain, ["per_section"])
+        # Gains are shown in per cent.
+        self.bars("section_internalization", gain, ["per_section"], factor=100)
         self.bars("layers", "share", ["layers", "parts"])
         self.nulls()
         self.generations()
@@ -179,14 +180,25 @@ class Comparison:
             if abs(places[low] + share * (places[high] - places[low]) - place) > 0.2:
                 self.faults.append(f"{what}: {value} is at {place}")
 
-    def bars(self, place, value, keys):
+    def rounded(self, what, shown, wanted, largest):
+        """Numbers of a column have as many decimals: three, or one if there are numbers from 10; whole ones none."""
+        if not 0.01 <= largest < 1e6:
+            return self.near(what, shown, wanted)
+        self.count += 1
+        decimals = len(shown.partition(".")[2])
+        apart = abs(float(shown.translate(BARE)) - wanted)
+        if apart > 0.51 * 10**-decimals or decimals < (1 if largest >= 10 else 3) and apart > 1e-12:
+            self.faults.append(f"{what}: {shown} is not {wanted}")
+
+    def bars(self, place, value, keys, factor=1):
         wanted = [probe["evidence"][key] for probe in self.report["probes"] for key in keys
                   if value in next(iter(probe["evidence"].get(key) or []), {})]
         self.same(f"tables in {place}", len(self.tables(place)), len(wanted))
         for table, items in zip(self.tables(place), wanted):
             self.same(place, len(table["rows"]), len(items))
+            largest = max((abs(factor * item[value]) for item in items), default=0)
             for row, item in zip(table["rows"], items):
-                self.near(f"{place}, {row[0]}", row[1], item[value])
+                self.rounded(f"{place}, {row[0]}", row[1], factor * item[value], largest)
             self.straight(f"{place}, drawn", table["bars"], [item[value] for item in items])
 
     def nulls(self):
