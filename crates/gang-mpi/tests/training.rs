@@ -115,6 +115,8 @@ fn mpirun(ranks: usize, number: usize) -> Output {
         // Containers run as root, which mpirun only allows with both variables.
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        // mpirun waits forever for a lock in shared memory that a killed rank held.
+        .env("PMIX_MCA_gds", "hash")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
