@@ -260,7 +260,7 @@ fn bars_of_sections_average_to_the_number_in_the_table() {
     }));
     report.probes.push(section);
     let page = report.to_html();
-    let caption = "the loss fell by 68.6 % on average, that of neutral text rose by 54.0 %";
+    let caption = "the loss dropped by 68.6 % on average, that of neutral text rose by 54.0 %";
     assert!(page.contains(caption), "{page}");
     let number = |number: &str| page.contains(&format!("<td class=\"number\">{number}</td>"));
     assert!(number("70.0") && number("67.2") && !number("124.0"), "{page}");
