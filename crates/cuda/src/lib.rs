@@ -10,7 +10,7 @@
 //!   without a GPU.
 //!
 //! All work of a device is queued on one stream, in the order of the calls. A block
-//! that is dropped may be used again at once: what uses it next is queued behind the
+//! that is dropped may be used again at once: what uses it next is queued after the
 //! work that still reads it.
 //!
 //! ```
