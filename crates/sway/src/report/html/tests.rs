@@ -160,7 +160,7 @@ fn the_page_begins_with_the_verdict_and_has_every_section() {
         ":focus-visible",
         "<section class=\"banner damaged\"",
         "parts: gain of each section, 7.5 % on average",
-        "<th scope=\"row\" dir=\"auto\">Intro &amp; more</th><td class=\"number\">0.25</td>",
+        "<th scope=\"row\" dir=\"auto\">Intro &amp; more</th><td class=\"number\">25</td>",
         "<td class=\"number\">below 0.15</td>",
         "<th scope=\"row\"><bdi>bad &lt;one&gt;",
         "Does the fine-tuned model recite the document word for word?",
