@@ -27,6 +27,7 @@ use weightloom_layout::{DType, Shape};
 
 use crate::backend::Backend;
 use crate::error::{Result, TensorError};
+use crate::kernels::copy::CopyKernels as _;
 use crate::kernels::strides::Walk;
 use crate::storage::Storage;
 use crate::tensor::Tensor;
@@ -203,6 +204,11 @@ impl Cuda {
         let x = x.into_contiguous(op)?;
         let out = self.empty(x.dtype(), x.shape())?;
         Ok(Reused { source: address(op, &x)?, out, _kept: Some(x) })
+    }
+
+    /// The tensor itself if its memory may be changed, else a copy.
+    fn owned(self, op: &'static str, mut x: Tensor) -> Result<Tensor> {
+        if x.is_unique_and_contiguous() { Ok(x.detach()) } else { self.pack(op, &x) }
     }
 }
 

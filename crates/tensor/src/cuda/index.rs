@@ -34,6 +34,12 @@ impl Runs {
     }
 }
 
+/// The offsets in `shape` that indices along a dim have, read and checked by the host.
+fn places(op: &'static str, shape: &Shape, indices: &Tensor, dim: usize) -> Result<Vec<usize>> {
+    let chosen = indices.to_vec::<i64>()?;
+    Ok(offsets(op, &chosen, (shape, indices.shape()), dim)?.collect())
+}
+
 impl Cuda {
     /// Adds slices of `x` to those of `base`, or to zeros.
     fn add_runs(
@@ -106,9 +112,8 @@ impl IndexKernels for Cuda {
 
     fn gather(&self, x: &Tensor, dim: usize, indices: &Tensor) -> Result<Tensor> {
         let (op, n) = ("gather", indices.shape().volume());
-        let chosen = indices.to_vec::<i64>()?;
-        let places = offsets(op, &chosen, (x.shape(), indices.shape()), dim)?;
-        let places: Vec<u64> = places.map(|place| place as u64).collect();
+        let places = places(op, x.shape(), indices, dim)?;
+        let places: Vec<u64> = places.into_iter().map(|place| place as u64).collect();
         let places = self.upload(DType::U64, &places)?;
         let out = self.empty(x.dtype(), indices.shape())?;
         let args = [address(op, &out)?, address(op, x)?, address(op, &places)?, count(n)];
@@ -118,16 +123,9 @@ impl IndexKernels for Cuda {
 
     fn scatter(&self, base: Tensor, dim: usize, indices: &Tensor, source: &Tensor) -> Result<Tensor> {
         let op = "scatter";
-        let chosen = indices.to_vec::<i64>()?;
-        let shape = base.shape().clone();
-        let places: Vec<usize> = offsets(op, &chosen, (&shape, indices.shape()), dim)?.collect();
+        let places = places(op, base.shape(), indices, dim)?;
         let runs = Runs::new(&places);
-        let mut base = base;
-        let out = if base.is_unique_and_contiguous() {
-            base.detach()
-        } else {
-            crate::backend::on(base.device()).pack(op, &base)?
-        };
+        let out = self.owned(op, base)?;
         let n = runs.places.len();
         if n == 0 {
             return Ok(out);
@@ -143,15 +141,8 @@ impl IndexKernels for Cuda {
 
     fn scatter_add(&self, base: Tensor, dim: usize, indices: &Tensor, source: &Tensor) -> Result<Tensor> {
         let op = "scatter_add";
-        let chosen = indices.to_vec::<i64>()?;
-        let shape = base.shape().clone();
-        let places: Vec<usize> = offsets(op, &chosen, (&shape, indices.shape()), dim)?.collect();
-        let mut base = base;
-        let out = if base.is_unique_and_contiguous() {
-            base.detach()
-        } else {
-            crate::backend::on(base.device()).pack(op, &base)?
-        };
+        let places = places(op, base.shape(), indices, dim)?;
+        let out = self.owned(op, base)?;
         self.add_runs(op, Some(&out), source, &out, (&places, 1))?;
         Ok(out)
     }
