@@ -71,6 +71,17 @@ pub struct LoadReport {
     pub verified: u64,
 }
 
+impl std::ops::AddAssign for LoadReport {
+    fn add_assign(&mut self, other: Self) {
+        let ReadReport { read, delivered, requests } = other.read;
+        self.read.read += read;
+        self.read.delivered += delivered;
+        self.read.requests += requests;
+        self.received += other.received;
+        self.verified += other.verified;
+    }
+}
+
 /// Loads a state. Every rank of the gang.
 ///
 /// Reads nothing before every name, shape and layout matches on every rank.

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use weightloom_gang::Gang;
 use weightloom_layout::{Layout, Mesh, Placement, Placement::Replicate, Placement::Shard};
+use weightloom_tensor::Device;
 
 pub use function::check_function;
 pub use model::train;
@@ -158,9 +159,9 @@ impl Outcome {
     }
 }
 
-/// Trains in all arrangements for the ranks of a gang.
-pub fn run(gang: &Arc<dyn Gang>, steps: usize) -> Result<Vec<Outcome>> {
-    let options = DistOptions { log_comm: true, ..DistOptions::default() };
+/// Trains in all arrangements for the ranks of a gang, each rank on the same device.
+pub fn run(gang: &Arc<dyn Gang>, device: Device, steps: usize) -> Result<Vec<Outcome>> {
+    let options = DistOptions { device, log_comm: true, ..DistOptions::default() };
     let dist = DistContext::with_options(Arc::clone(gang), options);
     let arrangements = Arrangement::all(gang.size())?;
     let train = |arrangement: &Arrangement| {

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use weightloom_gang::Gang;
 use weightloom_layout::{DType, Layout, Mesh, Plan, Shape};
+use weightloom_tensor::Device;
 
 use crate::background::Background;
 use crate::comm_log::{CommLog, CommRecord};
@@ -29,6 +30,8 @@ pub enum RedistributeMode {
 /// Options of a [`DistContext`].
 #[derive(Clone, Default)]
 pub struct DistOptions {
+    /// The device of this rank: tensors that are distributed or drawn are placed there.
+    pub device: Device,
     /// The operations and their sharding rules.
     pub registry: Registry,
     /// What happens when an operation needs an operand in another layout.
@@ -102,6 +105,11 @@ impl DistContext {
     /// This rank.
     pub fn rank(&self) -> usize {
         self.groups.rank()
+    }
+
+    /// The device of this rank.
+    pub fn device(&self) -> Device {
+        self.options.device
     }
 
     /// The gang, unless this is a dry run.

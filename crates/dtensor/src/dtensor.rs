@@ -80,10 +80,27 @@ impl DTensor {
     }
 
     /// Distributes a tensor that every rank holds whole: each rank keeps its
-    /// shard, and nothing is communicated.
+    /// shard, on the context's device, and nothing is communicated.
     pub fn distribute(dist: &Arc<DistContext>, whole: &Tensor, layout: Layout) -> Result<Self> {
         let replicated = Layout::replicated(layout.mesh());
-        Self::from_local(dist, whole.clone(), replicated, &whole.shape().clone())?.redistribute(layout)
+        let whole = Self::from_local(dist, whole.clone(), replicated, &whole.shape().clone())?;
+        let shard = whole.redistribute(layout)?;
+        match shard.device() {
+            Device::Meta => Ok(shard),
+            _ => shard.to(dist.device()),
+        }
+    }
+
+    /// The same tensor with the local tensor of this rank on another device.
+    pub fn to(&self, device: Device) -> Result<Self> {
+        if self.device() == device {
+            return Ok(self.clone());
+        }
+        let Inner { local, spec, dist, nan_check, .. } = &*self.0;
+        Ok(Self(Arc::new(Inner {
+            nan_check: nan_check.clone(),
+            ..Inner::new(dist, local.to(device)?, Arc::clone(spec))
+        })))
     }
 
     pub(crate) fn wrapped(

@@ -58,8 +58,6 @@ pub enum HubError {
     Chat(#[from] ChatError),
     #[error(transparent)]
     TrainingData(#[from] crate::training_data::TrainingDataError),
-    #[error("gangs and a device are mutually exclusive: gangs have their own devices")]
-    GangsAndDevice,
     #[error("cannot load a model to the meta device: it has no memory")]
     MetaDevice,
     #[error("cannot load a model as {dtype}: unsupported for computation")]
@@ -111,7 +109,6 @@ impl Hint for HubError {
             Self::Text(error) => error.hint(),
             Self::Chat(error) => error.hint(),
             Self::TrainingData(error) => error.hint(),
-            Self::GangsAndDevice => Some("remove one of them".to_owned()),
             Self::MetaDevice => Some("remove the device, or create a meta model".to_owned()),
             Self::DType { .. } => Some("use f32, bf16, f16 or f64".to_owned()),
             Self::Incompatible { mismatch, .. } => mismatch.hint(),

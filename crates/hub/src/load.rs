@@ -6,6 +6,7 @@
 //! cover each tensor exactly once.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use weightloom_checkpoint::plan::{
@@ -18,8 +19,8 @@ use weightloom_checkpoint::{
 };
 use weightloom_dtensor::{DTensor, DistContext, DistOptions};
 use weightloom_errors::nearest;
-use weightloom_gang::{GangOptions, GangSizes, Gangs, solo};
-use weightloom_layout::{DType, Mesh, Region};
+use weightloom_gang::{GangExt as _, GangOptions, GangSizes, Gangs, solo};
+use weightloom_layout::{DType, Mesh, ReduceOp, Region};
 use weightloom_nn::{Model, ModelDefinition, ModelShard, Parallel, ParameterSpec, Plan, Stage, Usage};
 use weightloom_tensor::{Device, HostMemory, Tensor};
 
@@ -31,8 +32,8 @@ use crate::strictness::Strictness;
 pub struct ModelLoadOptions {
     /// The ranks to shard the model over; `None` loads all of it on this rank.
     pub gangs: Option<Gangs>,
-    /// The device, unless there are gangs, which have their own.
-    pub device: Option<Device>,
+    /// The device of this rank. A context has its own.
+    pub device: Device,
     /// The dtype of parameters; defaults to the checkpoint's.
     pub dtype: Option<DType>,
     /// How to read files. `Mapped` parameters share memory with the files where
@@ -86,13 +87,15 @@ impl ModelLoadOptions {
     /// The given gangs, or this rank alone.
     fn effective_gangs(&self) -> Result<Gangs, HubError> {
         match (&self.gangs, self.device) {
-            (Some(_), Some(_)) => Err(HubError::GangsAndDevice),
-            (None, Some(Device::Meta)) => Err(HubError::MetaDevice),
-            (Some(gangs), None) => Ok(gangs.clone()),
+            (_, Device::Meta) => Err(HubError::MetaDevice),
+            (Some(gangs), _) => Ok(gangs.clone()),
             (None, _) => Ok(Gangs::new(solo(GangOptions::default()), &GangSizes::default())?),
         }
     }
 }
+
+/// Bytes in host memory on their way to a GPU, unless one parameter has more.
+const STAGING: usize = 1 << 30;
 
 /// One rank's shard of a model.
 struct RankShard {
@@ -125,10 +128,37 @@ impl RankShard {
         let plan = Plan::new(parallel, &specs, stage_mesh(&gangs)?)?.with_usage(options.usage);
         let dist = options.dist.clone().unwrap_or_else(|| {
             let registry = options.operations.clone().unwrap_or_default();
-            let options = DistOptions { registry, ..DistOptions::default() };
+            let options = DistOptions { device: options.device, registry, ..DistOptions::default() };
             DistContext::with_options(Arc::clone(&gangs.root), options)
         });
         Ok(Self { gangs, dist, stage, plan, specs })
+    }
+
+    /// The parameters that are read together, as ranges of `specs`: all of them into
+    /// host memory, and for a GPU as many at a time as [`STAGING`] allows. All ranks
+    /// read in as many groups.
+    fn groups(&self, dtype: DType) -> Result<Vec<Range<usize>>, HubError> {
+        let all = self.specs.len();
+        if self.dist.device() == Device::Cpu {
+            return Ok(vec![0..all]);
+        }
+        let (mut groups, mut start, mut bytes) = (Vec::new(), 0, 0);
+        for (place, spec) in self.specs.iter().enumerate() {
+            let layout = self.plan.layout_of(&spec.name);
+            let local =
+                layout.local_shape(&spec.shape, self.dist.rank()).map_err(weightloom_nn::NnError::from)?;
+            let size = local.volume() * dtype.size();
+            if bytes > 0 && bytes + size > STAGING {
+                groups.push(start..place);
+                (start, bytes) = (place, 0);
+            }
+            bytes += size;
+        }
+        groups.push(start..all);
+        let mut most = [groups.len() as u64];
+        self.gangs.root.all_reduce(&mut most, ReduceOp::Max).map_err(weightloom_gang::GangsError::from)?;
+        groups.resize(most[0] as usize, all..all);
+        Ok(groups)
     }
 
     fn build(
@@ -270,6 +300,7 @@ impl ShardMemory {
             Self::Initial(value) => return Ok(value),
         };
         let layout = shard.plan.layout_of(&spec.name);
+        let tensor = tensor.to(shard.dist.device()).map_err(weightloom_nn::NnError::from)?;
         let value = DTensor::from_local(&shard.dist, tensor, layout, &spec.shape);
         Ok(value.map_err(weightloom_nn::NnError::from)?)
     }
@@ -303,25 +334,6 @@ pub fn load_model(
     if !computes(dtype) {
         return Err(HubError::DType { dtype });
     }
-    let mut parts = Vec::with_capacity(shard.specs.len());
-    for spec in &shard.specs {
-        parts.push(match initialized.contains(spec.name.as_str()) {
-            true => {
-                let layout = shard.plan.layout_of(&spec.name);
-                let seed = options.seed;
-                ShardMemory::Initial(definition.initial_values(spec, dtype, seed, &shard.dist, layout)?)
-            }
-            false => ShardMemory::new(&source, &shard, spec, dtype, options.read_mode)?,
-        });
-    }
-    let mut state = LoadState::new();
-    for (spec, part) in shard.specs.iter().zip(&mut parts) {
-        let sharding = Sharding::Layout(shard.plan.layout_of(&spec.name));
-        let wanted = TensorSpec { dtype, shape: spec.shape.clone(), sharding };
-        if let ShardMemory::Read(memory) = part {
-            state.tensor(spec.name.clone(), wanted, memory.bytes_mut());
-        }
-    }
     let load_options = weightloom_checkpoint::LoadOptions {
         read: ReadOptions { mode: options.read_mode, ..ReadOptions::default() },
         missing: MissingKeys::Error,
@@ -331,10 +343,32 @@ pub fn load_model(
         ..weightloom_checkpoint::LoadOptions::default()
     };
     let planner: &dyn LoadPlannerFactory = options.planner.as_deref().unwrap_or(&StandardPlanners);
-    let report = load_planned(&source, state, planner, &*shard.gangs.root, &load_options, observer)?;
     let mut values = Vec::with_capacity(shard.specs.len());
-    for (spec, part) in shard.specs.iter().zip(parts) {
-        values.push((spec.name.clone(), part.into_parameter(&shard, spec)?));
+    let mut report = LoadReport::default();
+    for group in shard.groups(dtype)? {
+        let mut parts = Vec::with_capacity(group.len());
+        for spec in &shard.specs[group.clone()] {
+            parts.push(match initialized.contains(spec.name.as_str()) {
+                true => {
+                    let layout = shard.plan.layout_of(&spec.name);
+                    let seed = options.seed;
+                    ShardMemory::Initial(definition.initial_values(spec, dtype, seed, &shard.dist, layout)?)
+                }
+                false => ShardMemory::new(&source, &shard, spec, dtype, options.read_mode)?,
+            });
+        }
+        let mut state = LoadState::new();
+        for (spec, part) in shard.specs[group.clone()].iter().zip(&mut parts) {
+            let sharding = Sharding::Layout(shard.plan.layout_of(&spec.name));
+            let wanted = TensorSpec { dtype, shape: spec.shape.clone(), sharding };
+            if let ShardMemory::Read(memory) = part {
+                state.tensor(spec.name.clone(), wanted, memory.bytes_mut());
+            }
+        }
+        report += load_planned(&source, state, planner, &*shard.gangs.root, &load_options, observer)?;
+        for (spec, part) in shard.specs[group].iter().zip(parts) {
+            values.push((spec.name.clone(), part.into_parameter(&shard, spec)?));
+        }
     }
     Ok(LoadedModel { model: shard.build(definition, values)?, report, mismatch })
 }
@@ -367,7 +401,8 @@ pub fn meta_model(
     parallel: &Parallel,
     options: &ModelLoadOptions,
 ) -> Result<Box<dyn Model>, HubError> {
-    let shard = RankShard::new(definition, parallel, &ModelLoadOptions { device: None, ..options.clone() })?;
+    let shard =
+        RankShard::new(definition, parallel, &ModelLoadOptions { device: Device::Cpu, ..options.clone() })?;
     let dtype = options.dtype.unwrap_or(DType::F32);
     let rank = shard.dist.rank();
     let mut values = Vec::with_capacity(shard.specs.len());

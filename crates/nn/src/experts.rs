@@ -233,6 +233,7 @@ impl SortedChoices {
             let groups = (0..count).map(|expert| (expert + 1) * all / count - expert * all / count).collect();
             return Ok(Self { tokens: index.clone(), choices: index.clone(), order: index, groups });
         }
+        let device = experts.device();
         let experts = experts.to_vec::<i64>()?;
         let mut groups = vec![0; count];
         for &expert in &experts {
@@ -249,9 +250,9 @@ impl SortedChoices {
             *index += 1;
         }
         Ok(Self {
-            tokens: Tensor::from_slice(&tokens, &[all])?,
-            choices: Tensor::from_slice(&choices, &[all])?,
-            order: Tensor::from_slice(&order, &[all])?,
+            tokens: Tensor::from_slice(&tokens, &[all])?.to(device)?,
+            choices: Tensor::from_slice(&choices, &[all])?.to(device)?,
+            order: Tensor::from_slice(&order, &[all])?.to(device)?,
             groups,
         })
     }

@@ -37,7 +37,7 @@ impl PackedDocuments {
         let starts = local.to_vec::<i64>()?;
         let ids: Vec<i64> =
             starts.iter().enumerate().map(|(at, start)| ((at % time) as i64 - start).max(0)).collect();
-        Ok(Tensor::from_slice(&ids, local.shape())?)
+        Ok(Tensor::from_slice(&ids, local.shape())?.to(local.device())?)
     }
 
     /// Wraps a tensor of this rank's rows whose first dims are those of `starts`.
@@ -73,7 +73,7 @@ impl PackedDocuments {
         let (starts, ids) = (local.to_vec::<i64>()?, self.local_ids()?.to_vec::<i64>()?);
         let size = size as i64;
         let chunks: Vec<i64> = starts.iter().zip(ids).map(|(start, id)| start + id / size * size).collect();
-        self.wrap(Tensor::from_slice(&chunks, local.shape())?, self.starts.shape())
+        self.wrap(Tensor::from_slice(&chunks, local.shape())?.to(local.device())?, self.starts.shape())
     }
 
     /// The position in its document of each token, `[batch, time]`. Only padding
@@ -82,7 +82,7 @@ impl PackedDocuments {
         let mut ids = self.local_ids()?;
         if ids.device() != Device::Meta {
             let kept: Vec<i64> = ids.to_vec::<i64>()?.into_iter().map(|id| id.min(last)).collect();
-            ids = Tensor::from_slice(&kept, ids.shape())?;
+            ids = Tensor::from_slice(&kept, ids.shape())?.to(ids.device())?;
         }
         self.wrap(ids, self.starts.shape())
     }

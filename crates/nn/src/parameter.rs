@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use weightloom_dtensor::{DTensor, DistContext};
 use weightloom_layout::{DType, Layout, Shape};
-use weightloom_tensor::{Device, Stream, Tensor};
+use weightloom_tensor::{Stream, Tensor};
 
 use crate::config::{DecoderConfig, Gating, LatentConfig, NormKind, PositionConfig, QkNorm, ResidualForm};
 use crate::error::NnError;
@@ -245,7 +245,7 @@ impl InitialValues<'_> {
     /// The same value everywhere.
     pub fn full(&self, value: f64) -> Result<DTensor, NnError> {
         let local = self.layout.local_shape(&self.spec.shape, self.dist.rank())?;
-        let local = Tensor::full(value, self.dtype, &local, Device::Cpu)?;
+        let local = Tensor::full(value, self.dtype, &local, self.dist.device())?;
         Ok(DTensor::from_local(self.dist, local, self.layout, &self.spec.shape)?)
     }
 

@@ -88,7 +88,7 @@ fn temperatures(
         let steps = ((position as f64 + 1.0) / config.floor).floor();
         (steps.ln_1p() * config.scale + 1.0) as f32
     };
-    Ok(Tensor::from_slice(&positions.map(factor).collect::<Vec<_>>(), &dims)?)
+    Ok(Tensor::from_slice(&positions.map(factor).collect::<Vec<_>>(), &dims)?.to(device)?)
 }
 
 impl Frequencies {
@@ -178,7 +178,7 @@ impl Frequencies {
                 sin.push((angle.sin() * self.factor) as f32);
             }
         }
-        Ok([Tensor::from_slice(&cos, &dims)?, Tensor::from_slice(&sin, &dims)?])
+        Ok([Tensor::from_slice(&cos, &dims)?.to(device)?, Tensor::from_slice(&sin, &dims)?.to(device)?])
     }
 }
 

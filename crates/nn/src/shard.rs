@@ -128,7 +128,7 @@ impl ModelShard {
     /// `rows`. Every data-parallel rank contributes as many.
     pub fn batch(&self, rows: &[i64], count: usize) -> Result<DTensor, NnError> {
         let time = rows.len() / count.max(1);
-        let local = Tensor::from_slice(rows, &[count, time])?;
+        let local = Tensor::from_slice(rows, &[count, time])?.to(self.dist.device())?;
         let shape = Shape::new(&[count * self.plan.data_parallel_size(), time])?;
         Ok(DTensor::from_local(&self.dist, local, self.plan.batch_layout()?, &shape)?)
     }

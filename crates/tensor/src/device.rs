@@ -6,10 +6,11 @@ use std::str::FromStr;
 use weightloom_errors::Hint;
 
 /// The device that holds the memory of a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Device {
     /// Host memory.
+    #[default]
     Cpu,
     /// No memory: shapes and dtypes only.
     Meta,
@@ -37,7 +38,7 @@ pub struct UnknownDevice {
 
 impl Hint for UnknownDevice {
     fn hint(&self) -> Option<String> {
-        Some("use cpu, cuda or cuda:N".to_owned())
+        Some("use auto, cpu, cuda or cuda:N".to_owned())
     }
 }
 

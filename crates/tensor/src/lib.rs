@@ -21,6 +21,7 @@ mod backend;
 mod costs;
 mod cuda;
 mod device;
+mod device_choice;
 mod element;
 mod error;
 mod gpu;
@@ -39,6 +40,7 @@ mod view;
 
 pub use costs::{Cost, Costs, counted, uncounted};
 pub use device::{Device, UnknownDevice};
+pub use device_choice::{ChosenDevice, DeviceChoice};
 pub use element::{Element, Float, Wide};
 pub use error::{Result, SharedError, TensorError};
 pub use gpu::{GpuFacts, SelfTest, gpus};

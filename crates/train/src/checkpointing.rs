@@ -251,7 +251,7 @@ impl Engine {
         load_planned(source, state, planner, &*self.gangs.root, &options, observer)?;
         for (place, name, kept, _, memory) in memories {
             let stage = &mut self.stages[place];
-            let loaded = memory.into_tensor();
+            let loaded = memory.into_tensor().to(self.dist.device())?;
             match kept {
                 None => {
                     for (_, value) in stage.trained_mut().into_iter().filter(|(found, _)| *found == name) {

@@ -3,6 +3,7 @@
 mod byte_size;
 mod convert;
 mod data;
+mod device;
 mod diff;
 mod doctor;
 mod dry_run;

@@ -143,7 +143,7 @@ fn gradient_name(number: usize) -> String {
 /// Random gradients of a result, the same on all ranks.
 fn seed(result: &Tensor, number: usize) -> Result<Tensor> {
     let stream = Stream { seed: 41, number: number as u64 };
-    Ok(Tensor::normal(result.dtype(), result.shape(), stream, 0)?)
+    Ok(Tensor::normal(result.dtype(), result.shape(), stream, 0)?.to(result.device())?)
 }
 
 fn whole(function: &impl DFunction, operands: &[Tensor]) -> Result<Compared> {

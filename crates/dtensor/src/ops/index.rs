@@ -86,9 +86,9 @@ fn embedding_part(
         here.push(if inside { (class - first) as i64 } else { 0 });
     }
     let mut dims = chosen.shape().to_vec();
-    let here = Tensor::from_slice(&here, &dims)?;
+    let here = Tensor::from_slice(&here, &dims)?.to(weight.device())?;
     dims.push(1);
-    let outside = Tensor::from_bools(&outside, &dims)?;
+    let outside = Tensor::from_bools(&outside, &dims)?.to(weight.device())?;
     // An empty shard needs a row to index.
     let weight = if rows == 0 { weight.pad(0, 0, 1, 0.0)? } else { weight.clone() };
     let found = weight.embedding(&here)?;

@@ -59,7 +59,7 @@ impl DTensor {
     ) -> Result<Self> {
         let settled = crate::redistribute::gradient_layout(layout, crate::redistribute::Axes::default())?;
         let spec = dist.spec(settled, shape, dtype)?;
-        let local = draw(dtype, stream, shape, spec.region())?;
+        let local = draw(dtype, stream, shape, spec.region())?.to(dist.device())?;
         Self::wrapped("random", dist, local, spec)?.redistribute(layout)
     }
 

@@ -64,6 +64,16 @@ fn run_stage(
             };
             Ok(Tensor::full(neutral, local.dtype(), local.shape(), local.device())?)
         }
+        _ => on_host(local, |local| run_collective(dist, stage, shape, local)),
+    }
+}
+
+/// Runs the collective of a stage on a tensor in host memory.
+fn run_collective(dist: &DistContext, stage: &Stage, shape: &Shape, local: Tensor) -> Result<Tensor> {
+    let (mesh, Some(axis)) = (stage.before.mesh(), stage.step.axis()) else { return Ok(local) };
+    let before = stage.before.region_of(shape, dist.rank())?;
+    let after = stage.after.region_of(shape, dist.rank())?;
+    match stage.step {
         Step::AllReduce { op, .. } => group_all_reduce(&dist.along(mesh, axis)?, &local, op),
         Step::ReduceScatter { op, .. } => {
             let group = dist.along(mesh, axis)?;
@@ -101,6 +111,13 @@ fn run_stage(
     }
 }
 
+/// Runs a collective on host memory, which is what gangs move: the tensor of a GPU is
+/// copied to the host, and the result back to that GPU.
+fn on_host(local: Tensor, collective: impl FnOnce(Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    let device = local.device();
+    Ok(collective(local.to(Device::Cpu)?)?.to(device)?)
+}
+
 /// Moves a tensor to another mesh of the same ranks, in one all-to-all.
 fn exchange_meshes(
     dist: &DistContext,
@@ -132,12 +149,14 @@ fn exchange_meshes(
     let recv_counts: Vec<usize> = group.peers.iter().map(|peer| volume(from(peer))).collect();
     let given: Vec<Region> = group.peers.iter().filter_map(to).map(|it| it.region.clone()).collect();
     let taken: Vec<Region> = group.peers.iter().filter_map(from).map(|it| it.region.clone()).collect();
-    let send = pack(&local, &before, &given)?;
-    let all = exchange(&send, wire_dtype(send.dtype()), &flat(after.volume())?, |send, recv| {
-        let (send_counts, recv_counts) = (&send_counts[..], &recv_counts[..]);
-        group.gang.collective(AllToAll { send, send_counts, recv, recv_counts })
-    })?;
-    unpack(&all, &taken, &after)
+    on_host(local, |local| {
+        let send = pack(&local, &before, &given)?;
+        let all = exchange(&send, wire_dtype(send.dtype()), &flat(after.volume())?, |send, recv| {
+            let (send_counts, recv_counts) = (&send_counts[..], &recv_counts[..]);
+            group.gang.collective(AllToAll { send, send_counts, recv, recv_counts })
+        })?;
+        unpack(&all, &taken, &after)
+    })
 }
 
 fn regions(group: &AxisGroup, layout: Layout, shape: &Shape) -> Result<Vec<Region>, LayoutError> {
@@ -283,15 +302,18 @@ pub(crate) fn all_reduce(
     if local.device() == Device::Meta {
         return Ok(local.detach());
     }
-    group_all_reduce(&dist.along(mesh, axis)?, local, op)
+    let group = dist.along(mesh, axis)?;
+    on_host(local.detach(), |local| group_all_reduce(&group, &local, op))
 }
 
 /// The local tensors of all ranks of a group, in rank order.
 pub(crate) fn all_gather(group: &AxisGroup, local: &Tensor) -> Result<Vec<Tensor>> {
     let count = local.shape().volume();
     let counts = vec![count; group.peers.len()];
-    let all = exchange(local, wire_dtype(local.dtype()), &flat(count * counts.len())?, |send, recv| {
-        group.gang.collective(AllGather { send, recv, counts: &counts })
+    let all = on_host(local.detach(), |local| {
+        exchange(&local, wire_dtype(local.dtype()), &flat(count * counts.len())?, |send, recv| {
+            group.gang.collective(AllGather { send, recv, counts: &counts })
+        })
     })?;
     (0..counts.len()).map(|peer| Ok(all.narrow(0, peer * count, count)?.reshape(local.shape())?)).collect()
 }

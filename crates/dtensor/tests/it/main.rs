@@ -14,6 +14,9 @@
 
 mod bad_functions;
 mod behaviour;
+#[allow(dead_code, reason = "shared with the tests of `tensor`")]
+#[path = "../../../tensor/tests/it/device.rs"]
+mod device;
 mod functions;
 mod meshes;
 mod parameters;

@@ -11,10 +11,12 @@ use std::io::Write as _;
 use std::sync::Arc;
 
 use cases::{Case, Input, cases};
-use weightloom_dtensor::{DTensor, DTensorError, DistContext, backward};
+use weightloom_dtensor::{DTensor, DTensorError, DistContext, DistOptions, backward};
 use weightloom_gang::{Gang, GangOptions, threads};
 use weightloom_layout::{DType, Layout, Mesh, Placement, ReduceOp};
 use weightloom_tensor::{Stream, Tensor};
+
+use crate::device::device;
 
 /// The most combinations of one case that are run on a mesh of one axis, where
 /// that is all of them, and on one of two; beyond, they are taken at equal
@@ -43,7 +45,8 @@ fn every_operation_in_every_layout() {
 
 fn on_mesh(gang: Arc<dyn Gang>, axes: &[(&str, usize)]) -> (usize, usize) {
     let mesh = Mesh::new(axes).unwrap();
-    let dist = DistContext::new(gang);
+    let options = DistOptions { device: device(), ..DistOptions::default() };
+    let dist = DistContext::with_options(gang, options);
     let (mut run, mut all) = (0, 0);
     for case in cases() {
         let choices: Vec<Vec<Layout>> = case.inputs.iter().map(|input| layouts(mesh, input)).collect();
@@ -160,7 +163,7 @@ fn distributed(dist: &Arc<DistContext>, whole: &Tensor, layout: Layout) -> Resul
     for dim in 0..region.ndim() {
         local = local.narrow(dim, region.range(dim).start, region.range(dim).len())?;
     }
-    let tensor = DTensor::from_local(dist, local, layout, whole.shape())?;
+    let tensor = DTensor::from_local(dist, local.to(dist.device())?, layout, whole.shape())?;
     Ok(tensor)
 }
 

@@ -5,6 +5,8 @@
 use weightloom_dtensor::check;
 use weightloom_gang::{GangOptions, threads};
 
+use crate::device::device;
+
 /// What is asked of f32 sums in another order, over 50 steps.
 const TOLERANCE: f32 = 1e-5;
 
@@ -12,7 +14,8 @@ const TOLERANCE: f32 = 1e-5;
 fn losses_do_not_depend_on_how_the_model_is_distributed() {
     const STEPS: usize = 50;
     let run = |ranks| {
-        threads::run(ranks, GangOptions::default(), |gang| check::run(&gang, STEPS).unwrap()).unwrap()
+        threads::run(ranks, GangOptions::default(), |gang| check::run(&gang, device(), STEPS).unwrap())
+            .unwrap()
     };
     let alone = run(1)[0][0].losses.clone();
     assert!(alone[STEPS - 1] < 0.8 * alone[0], "it learns: {alone:?}");

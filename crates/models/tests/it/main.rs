@@ -15,6 +15,9 @@
 mod adapters;
 mod archs;
 mod described;
+#[allow(dead_code, reason = "shared with the tests of `tensor`")]
+#[path = "../../../tensor/tests/it/device.rs"]
+mod device;
 mod families;
 mod fixture;
 mod folders;

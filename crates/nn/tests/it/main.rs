@@ -10,6 +10,9 @@
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 mod adapters;
+#[allow(dead_code, reason = "shared with the tests of `tensor`")]
+#[path = "../../../tensor/tests/it/device.rs"]
+mod device;
 mod errors;
 mod forward;
 mod generation;

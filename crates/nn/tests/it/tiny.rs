@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use weightloom_dtensor::{DTensor, DistContext};
+use weightloom_dtensor::{DTensor, DistContext, DistOptions};
 use weightloom_gang::{GangOptions, solo};
 use weightloom_layout::{DType, Mesh};
 use weightloom_nn::{
     BatchAdapters, Decoder, DecoderConfig, ForwardArgs, Input, Model, ModelDefinition, NnError, Parallel,
     Plan, Stage, parameters,
 };
+
+use crate::device::device;
 
 /// Two layers with grouped-query attention. Random weights of deviation 0.2
 /// instead of 0.02, so that logits clearly differ.
@@ -43,7 +45,8 @@ pub struct Parts {
 }
 
 pub fn parts(config: DecoderConfig) -> Parts {
-    let dist = DistContext::new(solo(GangOptions::default()));
+    let options = DistOptions { device: device(), ..DistOptions::default() };
+    let dist = DistContext::with_options(solo(GangOptions::default()), options);
     let stage = Stage::whole(config.layers);
     let specs = parameters(&config, &stage);
     let mesh = Mesh::new(&[("tp", 1)]).unwrap();

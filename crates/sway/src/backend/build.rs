@@ -13,6 +13,7 @@ use weightloom_checkpoint::{CheckpointError, Format, Observer, Source};
 use weightloom_hub::fetch::FetchObserver;
 use weightloom_hub::{Hub, Model};
 use weightloom_layout::DType;
+use weightloom_tensor::DeviceChoice;
 
 pub use embedding::embedding_folder;
 pub use error::BuildError;
@@ -26,9 +27,6 @@ use super::tokenizer_match::first_difference;
 use super::{Backend, BackendRequest, Backends, UnknownBackend};
 use crate::convert_adapter::WEIGHTS;
 use crate::suite::{CustomModel, EntryPoint, LocalModel, Plan, PlannedModel, Precision, ServedModel, Suite};
-
-/// Supported devices.
-const DEVICES: [&str; 2] = ["auto", "cpu"];
 
 /// The Python for custom backends.
 const PYTHON: &str = "WEIGHTLOOM_PYTHON";
@@ -52,6 +50,8 @@ pub struct BackendBuilder<'a> {
     pub observer: &'a dyn FetchObserver,
     /// Options of local backends; the suite sets the dtype.
     pub local: LocalOptions,
+    /// Device of local backends; by default the suite's.
+    pub device: Option<DeviceChoice>,
     /// Options of API backends; keys default to those in environment variables.
     pub api: ApiOptions,
     /// Options of custom backends.
@@ -81,7 +81,17 @@ impl<'a> BackendBuilder<'a> {
         }
         let programs = Programs::default();
         let backends = Backends::standard();
-        Self { hub, observer, local: LocalOptions::default(), api, custom, programs, backends, variable }
+        Self {
+            hub,
+            observer,
+            local: LocalOptions::default(),
+            device: None,
+            api,
+            custom,
+            programs,
+            backends,
+            variable,
+        }
     }
 
     /// Checks a plan without downloading, loading or starting anything.
@@ -225,7 +235,8 @@ impl<'a> BackendBuilder<'a> {
     }
 
     fn engine(&self, model: &LocalModel, base: Model, tuned: Tuned) -> Result<Box<dyn Backend>, BuildError> {
-        let options = LocalOptions { dtype: dtype(model.dtype), ..self.local };
+        let device = self.device.map_or_else(|| chosen(TUNED, model), Ok)?.resolve(0)?.device;
+        let options = LocalOptions { dtype: dtype(model.dtype), device, ..self.local };
         Ok(Box::new(LocalBackend::new(&model.kind.to_string(), base, tuned, options)?))
     }
 
@@ -291,10 +302,13 @@ fn check(plan: &Plan) -> Result<(), BuildError> {
     }
 }
 
+/// The device that a suite asks for.
+fn chosen(key: &str, model: &LocalModel) -> Result<DeviceChoice, BuildError> {
+    model.device.parse().map_err(|source| BuildError::Device { key: format!("{key}.device"), source })
+}
+
 fn check_local(key: &str, model: &LocalModel) -> Result<(), BuildError> {
-    if !DEVICES.contains(&model.device.as_str()) {
-        return Err(BuildError::Device { key: format!("{key}.device"), found: model.device.clone() });
-    }
+    chosen(key, model)?;
     match &model.adapter {
         Some(path) => check_adapter(&format!("{key}.adapter"), path),
         None => Ok(()),

@@ -26,6 +26,7 @@ use weightloom_checkpoint::Source;
 use weightloom_checkpoint::storage::ReadMode;
 use weightloom_hub::{HubError, Model, TrainingData};
 use weightloom_layout::DType;
+use weightloom_tensor::Device;
 
 use super::preflight::first_problem;
 use super::{AnswerSink, Backend, Capabilities, Capability, Description};
@@ -53,6 +54,8 @@ pub enum Tuned {
 pub struct LocalOptions {
     /// Data type of the weights and the computation.
     pub dtype: DType,
+    /// Device that holds the weights and computes.
+    pub device: Device,
     /// How weights are read from files.
     pub read_mode: Option<ReadMode>,
     /// Most tokens in a scoring batch.
@@ -69,6 +72,7 @@ impl Default for LocalOptions {
     fn default() -> Self {
         Self {
             dtype: DType::F32,
+            device: Device::Cpu,
             read_mode: None,
             max_batch_tokens: 1024,
             max_batch_size: 64,
@@ -109,7 +113,7 @@ impl LocalBackend {
             Tuned::Adapter(folder) if engine::has_tokenizer(folder) => source.as_ref(),
             _ => None,
         };
-        let identity = identity::identity(&base, source.as_ref(), tokenizer, options.dtype)
+        let identity = identity::identity(&base, source.as_ref(), tokenizer, &options)
             .map_err(|error| BackendError::new(kind, &error))?;
         let mut capabilities = capabilities(&tuned);
         if engine::templates(&base, &tuned).is_ok_and(|templates| !templates.is_empty()) {

@@ -19,6 +19,7 @@ use weightloom_sway::backend::{Backend, Capability};
 use weightloom_sway::convert_adapter::{AdapterFormat, ConvertError, Overwrite, convert_adapter};
 use weightloom_sway::suite::SuiteRule;
 use weightloom_sway::{Answer, Query, QueryError, Question, Real, Suite, TokenNames, View};
+use weightloom_tensor::UnknownDevice;
 
 use crate::tiny_model::{ask, fixtures, hub};
 
@@ -232,10 +233,11 @@ fn adapters_are_replaced_only_if_asked_and_refused_before_anything_is_written() 
 #[test]
 fn what_a_file_names_and_is_not_there_is_told_by_its_key() {
     let base = "base: model";
-    let error = fault(base, "base: model, adapter: adapter, device: cuda");
-    let expected = BuildError::Device { key: "models.ft.device".to_owned(), found: "cuda".to_owned() };
+    let error = fault(base, "base: model, adapter: adapter, device: gpu");
+    let source = UnknownDevice { text: "gpu".to_owned() };
+    let expected = BuildError::Device { key: "models.ft.device".to_owned(), source };
     assert_eq!(error, expected);
-    assert_eq!(error.hint().as_deref(), Some("use one of `auto`, `cpu`"));
+    assert_eq!(error.hint().as_deref(), Some("use auto, cpu, cuda or cuda:N"));
     let error = fault(base, "base: model, adapter: nowhere");
     assert!(matches!(&error, BuildError::NoAdapter { key, .. } if key == "models.ft.adapter"), "{error}");
     let error = fault(base, "base: model, adapter: model");

@@ -3,8 +3,6 @@
 //! dlm-sway ran with the texts of this repository, so that its numbers depend
 //! on nothing else; see `tests/fixtures/dlm_sway`.
 
-use std::path::Path;
-
 use serde_json::{Value, json};
 use weightloom_sway::backend::local::{LocalBackend, LocalOptions, Tuned};
 use weightloom_sway::cache::Cache;
@@ -17,12 +15,15 @@ use weightloom_sway::{Record, Statistics};
 
 use crate::tiny_model::{fixtures, open};
 
+use crate::device::{device, package_folder};
+
 /// Tolerance of numbers.
 const TOLERANCE: f64 = 1e-4;
 
 fn backend() -> LocalBackend {
     let adapter = Tuned::Adapter(fixtures().join("adapter"));
-    LocalBackend::new("hf", open(&fixtures().join("model")), adapter, LocalOptions::default()).unwrap()
+    let options = LocalOptions { device: device(), ..LocalOptions::default() };
+    LocalBackend::new("hf", open(&fixtures().join("model")), adapter, options).unwrap()
 }
 
 fn section(id: &str, kind: SectionKind, content: String) -> Section {
@@ -179,7 +180,7 @@ fn a_second_run_is_answered_from_the_cache() {
 
 #[test]
 fn the_whole_report_agrees_with_dlm_sway() {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/dlm_sway");
+    let golden = package_folder(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/dlm_sway");
     let read =
         |name: &str| -> Value { serde_json::from_slice(&std::fs::read(golden.join(name)).unwrap()).unwrap() };
     let report = read("report.json");

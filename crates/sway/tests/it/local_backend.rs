@@ -10,6 +10,8 @@ use weightloom_sway::{Answer, BackendError, Query, QueryError, Question, Real, T
 
 use crate::tiny_model::{Answers, ask, fixtures, open};
 
+use crate::device::device;
+
 const PROMPTS: [&str; 4] = ["The capital of", "Once upon a time", "naïve — ünïcode ✓", "x"];
 const PAIRS: [(&str, &str); 3] =
     [("The capital of France is", " Paris"), ("Two plus two equals", " four"), ("ab", "cdefgh")];
@@ -18,6 +20,7 @@ const PAIRS: [(&str, &str); 3] =
 const TOLERANCE: f64 = 1e-4;
 
 fn backend(tuned: Tuned, options: LocalOptions) -> LocalBackend {
+    let options = LocalOptions { device: device(), ..options };
     LocalBackend::new("hf", open(&fixtures().join("model")), tuned, options).unwrap()
 }
 

@@ -17,6 +17,9 @@
 mod backends;
 mod bigram_model;
 mod chats;
+#[allow(dead_code, reason = "shared with the tests of `tensor`")]
+#[path = "../../../tensor/tests/it/device.rs"]
+mod device;
 mod dlm_sway_numbers;
 mod dlm_sway_report;
 mod hostile_files;

@@ -8,9 +8,11 @@ use weightloom_hub::{Families, Hub, Model};
 use weightloom_sway::backend::Backend;
 use weightloom_sway::{Answer, AnswerSink, QueryError, Question};
 
+use crate::device::package_folder;
+
 /// The folder with `model` and `adapter`.
 pub fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny")
+    package_folder(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny")
 }
 
 /// A hub that downloads nothing.

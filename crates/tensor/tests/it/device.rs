@@ -1,5 +1,6 @@
 //! The device under test.
 
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use weightloom_tensor::{Device, Element, Tensor, TensorError};
@@ -25,4 +26,10 @@ pub fn from_bools(elements: &[bool], dims: &[usize]) -> Result<Tensor, TensorErr
 /// A 0-dimensional tensor on the device under test.
 pub fn scalar<T: Element>(element: T) -> Result<Tensor, TensorError> {
     Tensor::scalar(element)?.to(device())
+}
+
+/// The folder of the package whose tests run: that of the build, unless Cargo or the
+/// script that runs the tests elsewhere names another.
+pub fn package_folder(of_build: &str) -> PathBuf {
+    std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| of_build.into(), PathBuf::from)
 }

@@ -15,6 +15,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
+#[allow(dead_code, reason = "shared with other crates' tests")]
 mod device;
 mod devices;
 mod functions;

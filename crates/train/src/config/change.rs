@@ -44,7 +44,8 @@ impl fmt::Display for ConfigChange {
 /// Sections and keys that do not change what a step computes. The files of
 /// `data.paths` and `data.dataset` are compared one by one, and initial weights
 /// are not loaded again.
-const HARMLESS: [&str; 13] = [
+const HARMLESS: [&str; 14] = [
+    "train.device",
     "train.checkpoint",
     "train.callbacks",
     "train.logging",

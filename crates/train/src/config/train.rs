@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use weightloom_dtensor::Release;
 use weightloom_layout::DType;
 use weightloom_nn::{SequenceParallelism, Usage};
+use weightloom_tensor::DeviceChoice;
 
 use crate::checkpointing::PlannerKind;
 use crate::loss::LossConfig;
@@ -32,6 +33,11 @@ pub struct TrainConfig {
     pub seed: u64,
     /// Parallelism: how ranks share the model and the batch.
     pub accelerator: Accelerator,
+    /// Device: `auto` (a GPU if there is one), `cpu`, `cuda` (ranks share out the
+    /// GPUs) or `cuda:N`.
+    #[serde(with = "device_name")]
+    #[schemars(with = "String")]
+    pub device: DeviceChoice,
     /// Dtype of the computation. Weights are kept in `f32`.
     pub precision: Precision,
     /// Recompute activations in the backward pass instead of storing them.
@@ -61,6 +67,7 @@ impl Default for TrainConfig {
             micro_batch_size: None,
             seed: 0,
             accelerator: Accelerator::default(),
+            device: DeviceChoice::default(),
             precision: Precision::default(),
             gradient_checkpointing: GradientCheckpointing::default(),
             loss: LossConfig::default(),
@@ -71,6 +78,26 @@ impl Default for TrainConfig {
             eval: EvalConfig::default(),
             callbacks: BTreeMap::new(),
         }
+    }
+}
+
+/// A device by its name.
+mod device_name {
+    use serde::de::Error as _;
+    use serde::{Deserialize as _, Deserializer, Serializer};
+    use weightloom_errors::Hint as _;
+    use weightloom_tensor::{DeviceChoice, UnknownDevice};
+
+    pub(super) fn serialize<S: Serializer>(device: &DeviceChoice, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(device)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<DeviceChoice, D::Error> {
+        let described = |error: UnknownDevice| {
+            let hint = error.hint().map_or_else(String::new, |hint| format!("; {hint}"));
+            D::Error::custom(format!("{error}{hint}"))
+        };
+        String::deserialize(from)?.parse().map_err(described)
     }
 }
 

@@ -228,10 +228,11 @@ impl Engine {
                 .and_then(|into| self.gangs.pp.receive(self.gangs.pp.ticket(from, tag)?, into))
                 .map_err(|error| TensorError::from_function("receive", error))
         });
-        received.map_err(|error| match error.function_source::<GangError>() {
-            Some(error) => error.clone().into(),
+        let received = received.map_err(|error| match error.function_source::<GangError>() {
+            Some(error) => TrainError::from(error.clone()),
             None => error.into(),
-        })
+        })?;
+        Ok(received.to(self.dist.device())?)
     }
 
     /// The norm of all gradients, counting each parameter once.

@@ -92,9 +92,10 @@ pub(super) fn build(
     let text = load_tokenizer(config, hub, weights.as_ref(), fetching)?;
 
     let gangs = Gangs::new(Arc::clone(gang), &dims.gang_sizes())?;
+    let device = config.train.device.resolve(gang.rank())?.device;
     let nan_check = config.train.logging.nan_check.then(NanCheck::failing);
     let options =
-        DistOptions { nan_check, registry: extensions.operations.clone(), ..DistOptions::default() };
+        DistOptions { device, nan_check, registry: extensions.operations.clone(), ..DistOptions::default() };
     let dist = DistContext::with_options(Arc::clone(gang), options);
     let usage = accelerator.usage(config.train.precision, dims.dp_shard);
     let lora = config.model.lora.as_ref();
@@ -103,6 +104,7 @@ pub(super) fn build(
         // Trained weights are kept in f32; the base of an adapter need not be.
         dtype: Some(usage.dtype.filter(|_| lora.is_some()).unwrap_or(DType::F32)),
         usage,
+        device,
         dist: Some(Arc::clone(&dist)),
         // What the weights lack is as in a new model.
         seed: config.train.seed,

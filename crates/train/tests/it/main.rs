@@ -20,6 +20,10 @@
 
 mod config;
 mod config_properties;
+#[allow(dead_code, reason = "shared with the tests of `tensor`")]
+#[path = "../../../tensor/tests/it/device.rs"]
+mod device;
+mod devices;
 mod dry_run;
 mod engine;
 mod events;

@@ -13,6 +13,8 @@ use weightloom_hub::{Families, Hub};
 use weightloom_train::config::read;
 use weightloom_train::{Outcome, TrainError, TrainRequest, train};
 
+use crate::device::package_folder;
+
 /// One folder of transformers' own weights for each family and each way to store
 /// weights.
 const FOLDERS: &[&str] = &[
@@ -38,7 +40,7 @@ const FOLDERS: &[&str] = &[
 ];
 
 fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures")
+    package_folder(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures")
 }
 
 fn hub(model_path: &[PathBuf]) -> Hub {

@@ -52,7 +52,7 @@ fn weights<'a>(recipe: &Recipe, source: &'a Source) -> Weights<'a> {
 
 /// Some steps, from a checkpoint if there is one before, to a checkpoint. What
 /// was loaded is saved again at once, beside it.
-fn leg(
+pub fn leg(
     recipe: &Recipe,
     how: &Setup,
     from: Option<&Path>,
@@ -83,7 +83,7 @@ fn leg(
     all.into_iter().next().unwrap()
 }
 
-fn recipes() -> [(&'static str, Recipe); 4] {
+pub fn recipes() -> [(&'static str, Recipe); 4] {
     [
         ("llama", Recipe::of(models::llama())),
         ("tied", Recipe::of(models::gpt2())),

@@ -7,6 +7,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::device::{device, package_folder};
 use crate::setup::{Recipe, Setup, Trained, Trainer, Weights, models};
 use serde::Deserialize;
 use weightloom_checkpoint::{ReadOptions, ReadRequest, Source, read};
@@ -34,7 +35,7 @@ struct Fixture {
 }
 
 fn path(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    package_folder(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
 fn fixture() -> Fixture {
@@ -60,7 +61,7 @@ fn run(fixture: &Fixture, how: &Setup, trained: &Trained) -> Vec<StepResult> {
         _ => (fixture.lora_rate, fixture.lora.len()),
     };
     let optimizer = OptimizerConfig { betas: [0.9, 0.95], weight_decay: 0.1, ..OptimizerConfig::default() };
-    let recipe = Recipe { config: config(), trained: trained.clone(), optimizer };
+    let recipe = Recipe { config: config(), trained: trained.clone(), optimizer, device: device() };
     let schedule = ScheduleConfig { warmup_steps: fixture.warmup, ..ScheduleConfig::default() };
     let rates = LearningRate::new(rate, &schedule, steps as u64).unwrap();
     let all = threads::run(how.ranks, GangOptions::default(), |root| {

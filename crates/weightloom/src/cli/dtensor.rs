@@ -9,6 +9,7 @@ use weightloom::gang::{GangOptions, solo};
 use weightloom::launch::Launch;
 
 use super::RankArgs;
+use super::device::DeviceArgs;
 use super::failure::Failure;
 use super::output::{Output, table};
 
@@ -25,6 +26,7 @@ pub(super) enum DTensorCommand {
     #[command(after_help = "Examples:
   weightloom dtensor check                  on four thread ranks
   weightloom dtensor check --ranks 2 --steps 10
+  weightloom dtensor check --device cpu
   mpirun -n 4 weightloom dtensor check      on MPI ranks (build with --features mpi)")]
     Check(CheckArgs),
 }
@@ -33,6 +35,9 @@ pub(super) enum DTensorCommand {
 pub(super) struct CheckArgs {
     #[command(flatten)]
     ranks: RankArgs,
+
+    #[command(flatten)]
+    device: DeviceArgs,
 
     /// Number of training steps.
     #[arg(long, value_name = "N", default_value_t = 50, value_hint = ValueHint::Other)]
@@ -63,19 +68,21 @@ struct Arrangement {
 }
 
 pub(super) fn run(command: &DTensorCommand, output: Output) -> Result<ExitCode, Failure> {
-    let DTensorCommand::Check(CheckArgs { ranks, steps }) = command;
+    let DTensorCommand::Check(CheckArgs { ranks, device, steps }) = command;
     let launch = Launch::detect(ranks.ranks, 4)?;
     let checked = launch.run(
         ranks.options(),
         |gang| {
+            let device =
+                device.resolve(gang.rank(), if gang.rank() == 0 { output } else { output.quiet() })?;
             let outcomes =
-                check::run(&gang, *steps).map_err(|error| Failure::operational_with_hint(&error))?;
+                check::run(&gang, device, *steps).map_err(|error| Failure::operational_with_hint(&error))?;
             Ok::<_, Failure>((gang.engine().to_owned(), gang.size(), outcomes))
         },
         |failure| output.failure(failure),
     )?;
     let Some((engine, ranks, outcomes)) = checked else { return Ok(ExitCode::SUCCESS) };
-    let alone = check::run(&solo(GangOptions::default()), *steps);
+    let alone = check::run(&solo(GangOptions::default()), device.resolve(0, output.quiet())?, *steps);
     let alone = alone.map_err(|error| Failure::operational_with_hint(&error))?;
     let alone = alone.first().map(|outcome| outcome.losses.clone()).unwrap_or_default();
     let arrangements: Vec<Arrangement> = outcomes

@@ -23,6 +23,7 @@ use weightloom::nn::{FinishReason, GenerateRequest, Sampling};
 use weightloom::{LoadedGenerator, Registry};
 
 use super::convert::dtype;
+use super::device::DeviceArgs;
 use super::escape::escaped;
 use super::failure::Failure;
 use super::hub::{ArgumentError, HubArgs};
@@ -45,6 +46,9 @@ pub(super) struct RunArgs {
     /// Merge the adapter into the weights.
     #[arg(long)]
     merge: bool,
+
+    #[command(flatten)]
+    device: DeviceArgs,
 
     /// Compute dtype, such as bf16 [default: that of the checkpoint].
     #[arg(long, value_parser = dtype, value_hint = ValueHint::Other)]
@@ -69,11 +73,12 @@ pub(super) struct RunArgs {
 
 impl RunArgs {
     /// Default options.
-    pub(super) fn plain() -> Self {
+    pub(super) fn plain(device: DeviceArgs) -> Self {
         Self {
             adapter: None,
             adapter_scale: None,
             merge: false,
+            device,
             dtype: None,
             mmap: false,
             non_strict: false,
@@ -119,8 +124,11 @@ impl RunArgs {
     ) -> Result<LoadedGenerator, Failure> {
         let OpenedModel { model, adapter: folder } = opened;
         let speaks = gangs.as_ref().is_none_or(|gangs| gangs.root.rank() == 0);
+        let rank = gangs.as_ref().map_or(0, |gangs| gangs.root.rank());
+        let device = self.device.resolve(rank, if speaks { output } else { output.quiet() })?;
         let options = ModelLoadOptions {
             gangs,
+            device,
             dtype: self.dtype,
             read_mode: self.mmap.then_some(ReadMode::Mapped),
             strictness: self.strictness(),

@@ -19,6 +19,7 @@ use clap::{Args, ValueHint};
 
 use weightloom::Registry;
 
+use super::device::DeviceArgs;
 use super::failure::Failure;
 use super::hub::HubArgs;
 use super::output::Output;
@@ -44,6 +45,9 @@ pub(super) struct QuickstartArgs {
     #[arg(long, value_name = "DIR", default_value = "weightloom-quickstart", value_hint = ValueHint::DirPath)]
     dir: String,
 
+    #[command(flatten)]
+    device: DeviceArgs,
+
     /// Steps of each training run, for a fast tour that learns little.
     #[arg(long, value_name = "N", hide = true, value_parser = clap::value_parser!(u64).range(1..))]
     steps: Option<u64>,
@@ -67,24 +71,25 @@ pub(super) fn run(
     let started = Instant::now();
     let folder = TourFolder::create(&args.dir)?;
     let hub = HubArgs::default().hub(registry)?;
-    let context = RunContext { hub: &hub, stop: &stop_signal()?, output };
+    let device = args.device.resolve(0, output)?;
+    let context = RunContext { hub: &hub, stop: &stop_signal()?, device: args.device.choice(), output };
     let status = |text: String| output.status(&text);
 
     let file = folder.pretrain_config(args.steps.unwrap_or(PRETRAIN_STEPS))?;
     let pretrain = run_config(&file, PRETRAIN_RANKS, &context)?;
     status(summary::pretrained(&pretrain, &folder.primer()));
 
-    let certificate = check_reshard(&hub, &pretrain.checkpoint, LATER_RANKS)?;
+    let certificate = check_reshard(&hub, &pretrain.checkpoint, LATER_RANKS, device)?;
     status(summary::resharded(&certificate, &pretrain));
 
     let file = folder.tune_config(&pretrain.checkpoint, args.steps.unwrap_or(TUNE_STEPS))?;
     let tune = run_config(&file, LATER_RANKS, &context)?;
     status(summary::tuned(&tune, &folder.kitchen()));
 
-    let samples = samples(&hub, &pretrain.checkpoint, &tune.checkpoint)?;
+    let samples = samples(&hub, &pretrain.checkpoint, &tune.checkpoint, args.device)?;
     status(summary::sampled(&samples));
 
-    let verdict = judge(&folder, &pretrain.checkpoint, &tune.checkpoint, registry, output)?;
+    let verdict = judge(&folder, &pretrain.checkpoint, &tune.checkpoint, registry, &context)?;
     status(summary::judged(&verdict));
 
     let next = summary::next(program, folder.path(), &pretrain, &tune, &verdict);

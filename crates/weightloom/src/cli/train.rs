@@ -26,6 +26,7 @@ use weightloom::train::{ConfigChanges, End, Outcome, TrainError, TrainRequest, t
 
 use super::RankArgs;
 use super::data::{read_lines, summary_lines};
+use super::device::{self, DeviceOverride};
 use super::dry_run;
 use super::failure::Failure;
 use super::hub::{Downloads, HubArgs};
@@ -75,6 +76,9 @@ pub(super) struct TrainArgs {
     allow_programs: bool,
 
     #[command(flatten)]
+    device: DeviceOverride,
+
+    #[command(flatten)]
     ranks: RankArgs,
 
     #[command(flatten)]
@@ -84,7 +88,8 @@ pub(super) struct TrainArgs {
 impl TrainArgs {
     /// Options of the models that the suite of the run compares.
     fn backend(&self) -> BackendArgs {
-        BackendArgs::new(&self.hub, if self.allow_programs { Programs::Allow } else { Programs::Deny })
+        let programs = if self.allow_programs { Programs::Allow } else { Programs::Deny };
+        BackendArgs::new(&self.hub, self.device, programs)
     }
 }
 
@@ -126,7 +131,10 @@ pub(super) fn run(args: &TrainArgs, registry: &Registry, output: Output) -> Resu
     if args.reference {
         return output.show(&reference_with(registry.training()), |page| page.trim_end().to_owned());
     }
-    let config = read_config(args, registry)?;
+    let mut config = read_config(args, registry)?;
+    if let Some(device) = args.device.device {
+        config.train.device = device;
+    }
     if args.dump_config {
         return output.show(&config, |config| dump(config).trim_end().to_owned());
     }
@@ -139,6 +147,7 @@ pub(super) fn run(args: &TrainArgs, registry: &Registry, output: Output) -> Resu
     }
     // Report errors in the suite once, not on every rank.
     SwayEvaluator::new(&config, &args.backend(), registry, output)?;
+    device::resolve(config.train.device, 0, output)?;
     let stop = stop_signal()?;
     let launch = Launch::detect(args.ranks.ranks, 1)?;
     let outcome = launch.run(

@@ -52,6 +52,7 @@ impl VocabParallelCrossEntropy {
     /// For each row its local class index (0 if another rank holds the class), 1
     /// where this rank holds it, and 1 where the row is not ignored.
     fn targets(&self, targets: &Tensor, here: usize, dtype: DType) -> Result<[Tensor; 3], TensorError> {
+        let device = targets.device();
         let targets = targets.to_vec::<i64>()?;
         let (mut index, mut found, mut counts) = (Vec::new(), Vec::new(), Vec::new());
         for (position, &target) in targets.iter().enumerate() {
@@ -69,9 +70,9 @@ impl VocabParallelCrossEntropy {
         }
         let rows = [targets.len(), 1];
         Ok([
-            Tensor::from_slice(&index, &rows)?,
-            Tensor::from_slice(&found, &rows)?.cast(dtype)?,
-            Tensor::from_slice(&counts, &rows)?.cast(dtype)?,
+            Tensor::from_slice(&index, &rows)?.to(device)?,
+            Tensor::from_slice(&found, &rows)?.to(device)?.cast(dtype)?,
+            Tensor::from_slice(&counts, &rows)?.to(device)?.cast(dtype)?,
         ])
     }
 

@@ -1,10 +1,10 @@
 //! Errors of building a backend.
 
 use weightloom_checkpoint::{CheckpointError, Format};
-use weightloom_errors::{Hint, name_list};
+use weightloom_errors::Hint;
 use weightloom_hub::HubError;
+use weightloom_tensor::{TensorError, UnknownDevice};
 
-use super::DEVICES;
 use crate::backend::UnknownBackend;
 use crate::backend::api::ApiError;
 use crate::backend::custom::CustomError;
@@ -15,8 +15,10 @@ use crate::error::BackendError;
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum BuildError {
-    #[error("`{key}`: unsupported device `{found}`")]
-    Device { key: String, found: String },
+    #[error("`{key}`: {source}")]
+    Device { key: String, source: UnknownDevice },
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
     #[error("`{key}`: no such folder `{path}`")]
     NoAdapter { key: String, path: String },
     #[error("`{key}`: no adapter_config.json in `{path}`{}", found.as_ref().map_or_else(String::new, |found| format!(", only {found}")))]
@@ -52,7 +54,8 @@ pub enum BuildError {
 impl Hint for BuildError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Device { .. } => Some(format!("use one of {}", name_list(&DEVICES, DEVICES.len()))),
+            Self::Device { source, .. } => source.hint(),
+            Self::Tensor(error) => error.hint(),
             Self::NoAdapterConfig { found: Some(_), .. } => {
                 Some("copy adapter_config.json, which has rank and scale, from the training run".to_owned())
             }

@@ -38,6 +38,7 @@ impl Engine {
     pub(super) fn load(model: &Model, side: &Tuned, options: &LocalOptions) -> Result<Self, HubError> {
         let load_options = || ModelLoadOptions {
             dtype: Some(options.dtype),
+            device: options.device,
             read_mode: options.read_mode,
             ..ModelLoadOptions::default()
         };

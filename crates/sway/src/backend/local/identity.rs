@@ -2,7 +2,9 @@
 
 use weightloom_checkpoint::{ElementSum, Format, Source, Storage, StorageError};
 use weightloom_hub::Model;
-use weightloom_layout::DType;
+use weightloom_tensor::Device;
+
+use super::LocalOptions;
 
 /// Incremented when the same model would give other numbers.
 const ENGINE_VERSION: u32 = 1;
@@ -44,14 +46,20 @@ pub(super) fn identity(
     base: &Model,
     tuned: Option<&Source>,
     tokenizer: Option<&Source>,
-    dtype: DType,
+    options: &LocalOptions,
 ) -> Result<Identity, StorageError> {
     let base = format!("{:032x}", of_source(base.source())? ^ of_text(&metadata_of(base)));
     let hash = |sum: Option<u128>| sum.map_or_else(|| "none".to_owned(), |sum| format!("{sum:032x}"));
     let tuned = hash(tuned.map(of_source).transpose()?);
     let tokenizer = tokenizer.map(|source| of_files(&*source.storage, tokenizer_files(&*source.storage)?));
     let tokenizer = hash(tokenizer.transpose()?);
-    let engine = format!("weightloom-{}.{ENGINE_VERSION}:{dtype}", env!("CARGO_PKG_VERSION"));
+    // Answers of a GPU differ from the CPU's by rounding; those of a machine's GPUs do not.
+    let device = match options.device {
+        Device::Cpu => "",
+        _ => ":cuda",
+    };
+    let dtype = options.dtype;
+    let engine = format!("weightloom-{}.{ENGINE_VERSION}:{dtype}{device}", env!("CARGO_PKG_VERSION"));
     Ok(Identity {
         pair: format!("{engine}:{base}:{tuned}"),
         base: format!("{engine}:{base}:base alone, tokenizer {tokenizer}"),

@@ -8,20 +8,22 @@ pub mod models;
 use std::sync::Arc;
 
 use weightloom_checkpoint::{KeyMap, Source};
-use weightloom_dtensor::{DistContext, Release};
+use weightloom_dtensor::{DistContext, DistOptions, Release};
 use weightloom_gang::{Gang, GangOptions, GangSizes, Gangs, threads};
 use weightloom_hub::{ModelLoadOptions, load_model, new_model};
 use weightloom_layout::DType;
 use weightloom_nn::{
     ActivationCheckpointing, Adapter, DecoderConfig, Model, Parallel, SequenceParallelism, Stage, Usage,
 };
-use weightloom_tensor::Tensor;
+use weightloom_tensor::{Device, Tensor};
 use weightloom_train::config::{OptimizerConfig, OptimizerKind, PipelineSchedule};
 use weightloom_train::engine::{ClipNorm, Engine, EngineSettings, MicroBatch, StepResult, StepSettings};
 use weightloom_train::optimizer::{Patterns, WeightDecay, from_config};
 use weightloom_train::pipeline::Schedule;
 
 use models::VOCABULARY;
+
+use crate::device::device;
 
 /// Tokens in a row.
 pub const TIME: usize = 12;
@@ -34,13 +36,18 @@ pub struct Recipe {
     pub config: DecoderConfig,
     pub trained: Trained,
     pub optimizer: OptimizerConfig,
+    pub device: Device,
 }
 
 impl Recipe {
     /// All weights of a model, with AdamW.
     pub fn of(config: DecoderConfig) -> Self {
         let optimizer = OptimizerConfig { lr: 1e-2, ..OptimizerConfig::default() };
-        Self { config, trained: Trained::Weights, optimizer }
+        Self { config, trained: Trained::Weights, optimizer, device: device() }
+    }
+
+    pub fn on(self, device: Device) -> Self {
+        Self { device, ..self }
     }
 
     /// Trains a new adapter on every projection.
@@ -193,7 +200,8 @@ pub struct Trainer {
 impl Trainer {
     pub fn new(root: Arc<dyn Gang>, recipe: &Recipe, how: &Setup, weights: Weights<'_>) -> Self {
         let gangs = Gangs::new(root, &how.sizes).unwrap();
-        let dist = DistContext::new(Arc::clone(&gangs.root));
+        let options = DistOptions { device: recipe.device, ..DistOptions::default() };
+        let dist = DistContext::with_options(Arc::clone(&gangs.root), options);
         let schedule = Schedule::new(how.schedule, gangs.pp.size(), how.chunks, how.micros).unwrap();
         let mut stages = Vec::new();
         for number in schedule.stages_of(gangs.pp.rank()) {

@@ -8,9 +8,10 @@ use weightloom::Registry;
 use weightloom::sway::{JudgeOptions, ProbeVerdict, Suite, Verdict};
 
 use super::folder::TourFolder;
+use super::training_run::RunContext;
+use crate::cli::device::DeviceOverride;
 use crate::cli::failure::Failure;
 use crate::cli::hub::HubArgs;
-use crate::cli::output::Output;
 use crate::cli::sway::{BackendArgs, SuiteProgress, build, failure, prepare};
 
 /// The verdict of the suite.
@@ -38,14 +39,16 @@ pub(super) fn judge(
     model: &Path,
     adapter: &Path,
     registry: &Registry,
-    output: Output,
+    context: &RunContext<'_>,
 ) -> Result<Judgement, Failure> {
     let begun = Instant::now();
     let file = folder.suite_file(model, adapter)?;
     let variable = |name: &str| std::env::var(name).ok();
     let suite = Suite::read_file(&file, &variable).map_err(|error| Failure::user(&error))?;
     let prepared = prepare(suite, None)?;
-    let mut backend = build(&prepared.suite, &BackendArgs::local(&HubArgs::default()), registry, output)?;
+    let (device, output) = (DeviceOverride { device: Some(context.device) }, context.output);
+    let args = BackendArgs::local(&HubArgs::default(), device);
+    let mut backend = build(&prepared.suite, &args, registry, output)?;
     let mut progress = SuiteProgress::new(output);
     let report = weightloom::sway::judge(&prepared, &mut *backend, &JudgeOptions::default(), &mut progress)
         .map_err(failure)?;

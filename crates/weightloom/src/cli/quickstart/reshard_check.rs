@@ -16,6 +16,7 @@ use weightloom::hub::{Hub, HubError, Model, ModelLoadOptions};
 use weightloom::launch::Launch;
 use weightloom::layout::{DType, Region, Shape, check_tiling};
 use weightloom::nn::NnError;
+use weightloom::tensor::Device;
 
 use crate::cli::failure::Failure;
 
@@ -34,12 +35,17 @@ pub(super) struct ReshardCheck {
 }
 
 /// Loads a checkpoint on tensor-parallel ranks and compares fingerprints.
-pub(super) fn check_reshard(hub: &Hub, checkpoint: &Path, ranks: usize) -> Result<ReshardCheck, Failure> {
+pub(super) fn check_reshard(
+    hub: &Hub,
+    checkpoint: &Path,
+    ranks: usize,
+    device: Device,
+) -> Result<ReshardCheck, Failure> {
     let begun = Instant::now();
     let model = hub.open(&checkpoint.display().to_string(), &())?;
     let saved = saved_fingerprints(&model)?;
     let loaded = Launch::Threads { ranks }
-        .run(GangOptions::default(), |root| loaded_fingerprints(&model, root), |_: &Failure| ())?
+        .run(GangOptions::default(), |root| loaded_fingerprints(&model, root, device), |_: &Failure| ())?
         .unwrap_or_default();
     let whole = |tensors: &BTreeMap<String, Fingerprint>| {
         Fingerprint::of_whole(tensors.iter().map(|(name, &fingerprint)| (name.as_str(), fingerprint)))
@@ -82,10 +88,14 @@ fn saved_fingerprints(model: &Model) -> Result<BTreeMap<String, Fingerprint>, Fa
 type ShardSum = (String, Region, u64, u64);
 
 /// Fingerprints of the loaded shards, hashed on the ranks that hold them.
-fn loaded_fingerprints(model: &Model, root: Arc<dyn Gang>) -> Result<BTreeMap<String, Fingerprint>, Failure> {
+fn loaded_fingerprints(
+    model: &Model,
+    root: Arc<dyn Gang>,
+    device: Device,
+) -> Result<BTreeMap<String, Fingerprint>, Failure> {
     let sizes = GangSizes { tp: root.size(), ..GangSizes::default() };
     let gangs = Gangs::new(Arc::clone(&root), &sizes).map_err(HubError::from)?;
-    let options = ModelLoadOptions { gangs: Some(gangs), ..ModelLoadOptions::default() };
+    let options = ModelLoadOptions { gangs: Some(gangs), device, ..ModelLoadOptions::default() };
     let loaded = model.load(&options, &())?.model;
     let mut own: Vec<ShardSum> = Vec::new();
     let mut kinds: BTreeMap<String, (DType, Shape)> = BTreeMap::new();

@@ -7,6 +7,7 @@ use serde::Serialize;
 use weightloom::hub::{Hub, StopCriteria};
 use weightloom::nn::GenerateRequest;
 
+use crate::cli::device::DeviceArgs;
 use crate::cli::failure::Failure;
 use crate::cli::generate::RunArgs;
 use crate::cli::located::OpenedModel;
@@ -28,17 +29,27 @@ pub(super) struct Sample {
 }
 
 /// Completes the prompts without and with the adapter.
-pub(super) fn samples(hub: &Hub, model: &Path, adapter: &Path) -> Result<Vec<Sample>, Failure> {
-    let before = generate(hub, model, None)?;
-    let after = generate(hub, model, Some(adapter))?;
+pub(super) fn samples(
+    hub: &Hub,
+    model: &Path,
+    adapter: &Path,
+    device: DeviceArgs,
+) -> Result<Vec<Sample>, Failure> {
+    let before = generate(hub, model, None, device)?;
+    let after = generate(hub, model, Some(adapter), device)?;
     let all = PROMPTS.into_iter().zip(before).zip(after);
     Ok(all.map(|((prompt, before), after)| Sample { prompt, before, after }).collect())
 }
 
-fn generate(hub: &Hub, model: &Path, adapter: Option<&Path>) -> Result<Vec<String>, Failure> {
+fn generate(
+    hub: &Hub,
+    model: &Path,
+    adapter: Option<&Path>,
+    device: DeviceArgs,
+) -> Result<Vec<String>, Failure> {
     let model = hub.open(&model.display().to_string(), &())?;
     let opened = OpenedModel { model, adapter: adapter.map(Path::to_owned) };
-    let generator = RunArgs::plain().generator(&opened, None, Output::TEXT.quiet())?.generator;
+    let generator = RunArgs::plain(device).generator(&opened, None, Output::TEXT.quiet())?.generator;
     let prompts = PROMPTS.iter().map(|prompt| generator.encode_prompt(prompt)).collect::<Result<_, _>>()?;
     let request = GenerateRequest { prompts, max_new_tokens: MAX_NEW_TOKENS, ..GenerateRequest::default() };
     let rows = generator.generate(&request, &StopCriteria::default(), |_| ControlFlow::Continue(()))?;

@@ -12,6 +12,7 @@ use weightloom::errors::Hint;
 use weightloom::gang::GangOptions;
 use weightloom::hub::Hub;
 use weightloom::launch::Launch;
+use weightloom::tensor::DeviceChoice;
 use weightloom::train::callback::{Callback, CallbackResult, Control, TrainerState};
 use weightloom::train::config::{Config, read_file};
 use weightloom::train::engine::StepResult;
@@ -59,6 +60,7 @@ impl Hint for Stopped {
 pub(super) struct RunContext<'a> {
     pub(super) hub: &'a Hub,
     pub(super) stop: &'a Arc<AtomicBool>,
+    pub(super) device: DeviceChoice,
     pub(super) output: Output,
 }
 
@@ -70,7 +72,9 @@ pub(super) fn run_config(
 ) -> Result<TrainingRun, Failure> {
     let begun = Instant::now();
     let variable = |name: &str| std::env::var(name).ok();
-    let config = read_file(file, &[], &variable).map_err(|error| Failure::from(TrainError::from(error)))?;
+    let mut config =
+        read_file(file, &[], &variable).map_err(|error| Failure::from(TrainError::from(error)))?;
+    config.train.device = context.device;
     let losses = Mutex::new(Losses::default());
     let work = |gang: Arc<dyn weightloom::gang::Gang>| {
         let mut callbacks: Vec<Box<dyn Callback + '_>> = Vec::new();

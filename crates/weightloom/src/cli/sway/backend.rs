@@ -6,6 +6,7 @@ use weightloom::hub::Hub;
 use weightloom::sway::backend::build::{BackendBuilder, BuildError, Programs, embedding_folder};
 use weightloom::sway::{Backend, Suite};
 
+use super::super::device::DeviceOverride;
 use super::super::failure::Failure;
 use super::super::hub::{Downloads, HubArgs};
 use super::super::output::Output;
@@ -17,6 +18,9 @@ pub(in crate::cli) struct BackendArgs {
     #[command(flatten)]
     hub: HubArgs,
 
+    #[command(flatten)]
+    device: DeviceOverride,
+
     /// Start the programs that the suite names with `kind: custom`; read them first.
     #[arg(long)]
     allow_programs: bool,
@@ -24,13 +28,13 @@ pub(in crate::cli) struct BackendArgs {
 
 impl BackendArgs {
     /// Options of suites that name no programs.
-    pub(in crate::cli) fn local(hub: &HubArgs) -> Self {
-        Self { hub: hub.clone(), allow_programs: false }
+    pub(in crate::cli) fn local(hub: &HubArgs, device: DeviceOverride) -> Self {
+        Self { hub: hub.clone(), device, allow_programs: false }
     }
 
     /// The options of a command whose flag is its own.
-    pub(in crate::cli) fn new(hub: &HubArgs, programs: Programs) -> Self {
-        Self { hub: hub.clone(), allow_programs: programs == Programs::Allow }
+    pub(in crate::cli) fn new(hub: &HubArgs, device: DeviceOverride, programs: Programs) -> Self {
+        Self { hub: hub.clone(), device, allow_programs: programs == Programs::Allow }
     }
 
     pub(in crate::cli) fn hub(&self, registry: &Registry) -> Result<Hub, Failure> {
@@ -57,6 +61,7 @@ pub(in crate::cli) fn build(
     let mut builder = BackendBuilder::new(&hub, &downloads, &variable);
     builder.backends = registry.judging().backends.clone();
     builder.programs = args.programs();
+    builder.device = args.device.device;
     builder.build_suite(suite, &progress).map_err(failed)
 }
 

@@ -11,6 +11,7 @@ use weightloom::sway::backend::build::check_adapter;
 use weightloom::sway::quick_check::{Light, QuickCheck};
 use weightloom::sway::{JudgeOptions, ProbeVerdict, Report, Statistics};
 
+use super::super::device::DeviceOverride;
 use super::super::failure::Failure;
 use super::super::hub::{ArgumentError, HubArgs};
 use super::super::located::{OpenedModel, locate_checkpoint, location_text, note};
@@ -40,6 +41,9 @@ pub(in crate::cli) struct CheckArgs {
     statistics: Statistics,
 
     #[command(flatten)]
+    device: DeviceOverride,
+
+    #[command(flatten)]
     hub: HubArgs,
 }
 
@@ -62,7 +66,7 @@ pub(super) fn run(args: &CheckArgs, registry: &Registry, output: Output) -> Resu
     let variable = |name: &str| std::env::var(name).ok();
     let suite = check.suite(&variable).map_err(|error| Failure::user(&error))?;
     let mut prepared = prepare(suite, None)?;
-    let mut backend = build(&prepared.suite, &BackendArgs::local(&args.hub), registry, output)?;
+    let mut backend = build(&prepared.suite, &BackendArgs::local(&args.hub, args.device), registry, output)?;
     let options = JudgeOptions { cache: CacheUse::Cached.folder(&mut prepared), ..JudgeOptions::default() };
     let report = run_suite(&prepared, &mut *backend, &options, output)?;
     let light = Light::of(&report);

@@ -14,6 +14,7 @@ use weightloom::sway::backend::build::check_adapter;
 use weightloom::sway::mine::{Candidates, MineError, Mined, Mining, mine, mined_suite};
 use weightloom::sway::quick_check::base_of;
 
+use super::super::device::DeviceOverride;
 use super::super::failure::Failure;
 use super::super::hub::{ArgumentError, HubArgs};
 use super::super::output::{Output, counted, table};
@@ -58,6 +59,9 @@ pub(in crate::cli) struct MineArgs {
     overwrite: bool,
 
     #[command(flatten)]
+    device: DeviceOverride,
+
+    #[command(flatten)]
     hub: HubArgs,
 }
 
@@ -92,7 +96,7 @@ pub(super) fn run(args: &MineArgs, registry: &Registry, output: Output) -> Resul
     let left_out = data.prompts.len().saturating_sub(args.limit);
     data.prompts.truncate(args.limit);
     let suite = suite(&base, &adapter)?;
-    let mut backend = build(&suite, &BackendArgs::local(&args.hub), registry, output)?;
+    let mut backend = build(&suite, &BackendArgs::local(&args.hub, args.device), registry, output)?;
     let mut cache = cache_folder().and_then(|folder| cached(&*backend, &folder));
     let mined = {
         let mut progress = SuiteProgress::new(output);

@@ -1,0 +1,125 @@
+//! Training on a GPU: the CPU's losses, and runs that move between devices.
+//!
+//! Without a GPU, the same steps run on a fake driver, which checks addresses and
+//! kernels and counts calls, but computes nothing.
+
+use std::sync::Arc;
+
+use tempfile::tempdir;
+use weightloom_cuda::{FakeDriver, Gpu, Recorded};
+use weightloom_gang::{GangOptions, threads};
+use weightloom_tensor::Device;
+
+use crate::device::device;
+use crate::resume::{leg, recipes};
+use crate::setup::{Recipe, Setup, Trainer, Weights, apart, models};
+
+/// What is asked of f32 on another device, over 50 steps.
+const TOLERANCE: f64 = 1e-4;
+
+fn losses(recipe: &Recipe, how: &Setup, steps: u64) -> Vec<weightloom_train::engine::StepResult> {
+    let all = threads::run(how.ranks, GangOptions::default(), |root| {
+        let mut trainer = Trainer::new(root, recipe, how, Weights::New);
+        (1..=steps).map(|number| trainer.step(number)).collect()
+    });
+    all.unwrap().swap_remove(0)
+}
+
+#[test]
+fn losses_are_those_of_the_cpu() {
+    if device() == Device::Cpu {
+        return;
+    }
+    let hows = [
+        Setup::single().micro_batches(2),
+        Setup::ranks(2).fsdp(2).reshard_after_forward(),
+        Setup::ranks(2).tp(2),
+    ];
+    for (name, recipe) in recipes() {
+        for how in &hows {
+            let expected = losses(&recipe.clone().on(Device::Cpu), how, 50);
+            let found = losses(&recipe, how, 50);
+            let (most, step) = apart(&found, &expected);
+            assert!(most <= TOLERANCE, "{name}, {how:?}, step {step}: {most:.1e}");
+            // On one device, every bit is the same from run to run.
+            assert_eq!(losses(&recipe, how, 50), found, "{name}, {how:?}");
+        }
+    }
+}
+
+#[test]
+fn a_run_moves_from_the_cpu_to_a_gpu_and_back() {
+    if device() == Device::Cpu {
+        return;
+    }
+    for (name, recipe) in recipes() {
+        let how = Setup::single().micro_batches(2);
+        let folder = tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let on_cpu = recipe.clone().on(Device::Cpu);
+        let expected = leg(&on_cpu, &how, None, 1..=9, &path("whole"));
+        let mut found = leg(&on_cpu, &how, None, 1..=3, &path("first"));
+        found.extend(leg(&recipe, &how, Some(&path("first")), 4..=6, &path("second")));
+        found.extend(leg(&on_cpu, &how, Some(&path("second")), 7..=9, &path("third")));
+        let (most, step) = apart(&found, &expected);
+        assert!(most <= TOLERANCE, "{name}, step {step}: {most:.1e}");
+    }
+}
+
+/// A fake GPU of its own.
+fn fake(ordinal: u8) -> (Arc<FakeDriver>, Device) {
+    let fake = FakeDriver::new();
+    assert!(Gpu::with_driver(fake.clone()).install(ordinal));
+    (fake, Device::Cuda(ordinal))
+}
+
+/// Calls of one step on one rank, after the first ones have filled the caches; on
+/// several ranks, of all steps.
+fn calls_of_a_step(ordinal: u8, recipe: Recipe, how: &Setup) -> Vec<Recorded> {
+    let (fake, device) = fake(ordinal);
+    let recipe = recipe.on(device);
+    let calls = threads::run(how.ranks, GangOptions::default(), |root| {
+        let mut trainer = Trainer::new(root, &recipe, how, Weights::New);
+        trainer.step(1);
+        trainer.step(2);
+        if how.ranks == 1 {
+            fake.take_calls();
+        }
+        trainer.step(3);
+    });
+    calls.unwrap();
+    let calls = fake.take_calls();
+    let gpu = Gpu::get(ordinal).unwrap();
+    assert_eq!(gpu.statistics().in_use, 0, "nothing leaks");
+    gpu.release();
+    assert_eq!(fake.blocks(), 0);
+    calls
+}
+
+#[test]
+fn a_step_allocates_nothing_new_and_waits_a_bounded_number_of_times() {
+    let calls = calls_of_a_step(210, Recipe::of(models::llama()), &Setup::single());
+    let count = |which: fn(&Recorded) -> bool| calls.iter().filter(|call| which(call)).count();
+    assert_eq!(count(|call| matches!(call, Recorded::Allocate(_))), 0, "memory comes from the cache");
+    let launches = count(|call| matches!(call, Recorded::Launch(_)));
+    let waits = count(|call| matches!(call, Recorded::Download(_) | Recorded::Synchronize));
+    assert!((50..=400).contains(&launches), "{launches} launches");
+    assert!(waits <= 40, "{waits} waits");
+}
+
+#[test]
+fn every_kind_of_training_runs_on_a_fake_gpu() {
+    let hows = [
+        Setup::single().micro_batches(2).checkpointed(),
+        Setup::ranks(2).fsdp(2).reshard_after_forward(),
+        Setup::ranks(2).tp(2).sequence_parallel(),
+        Setup::ranks(2).pp(2).micro_batches(2),
+    ];
+    let mut ordinal = 211;
+    for (_, recipe) in recipes() {
+        for how in &hows {
+            assert!(!calls_of_a_step(ordinal, recipe.clone(), how).is_empty());
+            ordinal += 1;
+        }
+    }
+}
