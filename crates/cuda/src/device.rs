@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
 
-use crate::driver::{Arg, DeviceInfo, Driver, Grid};
+use crate::driver::{Arg, DeviceInfo, Driver, Grid, LibraryInfo, MatrixProduct};
 use crate::error::CudaError;
 use crate::memory::{Cache, DeviceBlock, Statistics, class};
 use crate::nvidia::NvidiaDriver;
+use crate::staging::Staging;
 
 /// The number of GPUs.
 pub fn count() -> Result<usize, CudaError> {
@@ -20,7 +21,9 @@ pub fn count() -> Result<usize, CudaError> {
 pub struct Gpu {
     driver: Arc<dyn Driver>,
     cache: Mutex<Cache>,
+    staging: Staging,
     poison: AtomicBool,
+    own_products: AtomicBool,
 }
 
 /// Whether new memory is filled with bytes that read as NaN, so that results that a
@@ -31,6 +34,15 @@ pub enum Poison {
     Off,
     /// Memory is filled with 0xff.
     On,
+}
+
+/// Who computes large products of bf16 and f16. The bits are the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Products {
+    /// The library, where there is one.
+    Library,
+    /// Our own kernels.
+    Kernels,
 }
 
 /// The devices that are in use. A device is opened once.
@@ -55,7 +67,13 @@ impl Gpu {
 
     /// A GPU with another driver, such as a fake one.
     pub fn with_driver(driver: Arc<dyn Driver>) -> Arc<Self> {
-        Arc::new(Self { driver, cache: Mutex::new(Cache::new()), poison: AtomicBool::new(false) })
+        Arc::new(Self {
+            driver,
+            cache: Mutex::new(Cache::new()),
+            staging: Staging::default(),
+            poison: AtomicBool::new(false),
+            own_products: AtomicBool::new(false),
+        })
     }
 
     /// Makes [`get`](Self::get) return this GPU for a number that is not open yet.
@@ -103,6 +121,26 @@ impl Gpu {
     /// Sets whether new memory is poisoned.
     pub fn set_poison(&self, poison: Poison) {
         self.poison.store(poison == Poison::On, Ordering::Relaxed);
+    }
+
+    /// Sets who computes large products.
+    pub fn set_products(&self, products: Products) {
+        self.own_products.store(products == Products::Kernels, Ordering::Relaxed);
+    }
+
+    /// The library of products, or why there is none.
+    pub fn library(&self) -> Result<LibraryInfo, CudaError> {
+        self.driver.library()
+    }
+
+    /// Queues a product of the library: result, both operands, and a matrix that is
+    /// added (0 for none). Returns whether it did: there may be no library, or no
+    /// algorithm for this product.
+    pub fn product(&self, product: &MatrixProduct, addresses: [u64; 4]) -> Result<bool, CudaError> {
+        if self.own_products.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        self.driver.product(product, addresses)
     }
 
     /// Returns all cached blocks to the driver.
@@ -161,16 +199,28 @@ impl Gpu {
         cache.free.entry(size).or_default().push(address);
     }
 
-    /// Copies bytes to the start of a block.
+    /// Queues a copy of bytes to the start of a block.
     pub fn upload(&self, block: &mut DeviceBlock, bytes: &[u8]) -> Result<(), CudaError> {
         inside("upload", block, 0, bytes.len())?;
-        if bytes.is_empty() { Ok(()) } else { self.driver.upload(block.address(), bytes) }
+        self.staging.upload(&*self.driver, block.address(), bytes)
     }
 
     /// Copies bytes from a block, from `offset`. Waits for all queued work.
     pub fn download(&self, block: &DeviceBlock, offset: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
         inside("download", block, offset, bytes.len())?;
-        if bytes.is_empty() { Ok(()) } else { self.driver.download(block.address() + offset as u64, bytes) }
+        self.staging.download(&*self.driver, block.address() + offset as u64, bytes)
+    }
+
+    /// The same beside work that other threads queue meanwhile: waits only for what is
+    /// queued before. Nothing may change the block until this returns.
+    pub fn download_in_background(
+        &self,
+        block: &DeviceBlock,
+        offset: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), CudaError> {
+        inside("download", block, offset, bytes.len())?;
+        self.staging.download_in_background(&*self.driver, block.address() + offset as u64, bytes)
     }
 
     /// Copies the first bytes of a block to another.

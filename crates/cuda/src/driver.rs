@@ -1,6 +1,7 @@
 //! What a device can do, as a trait: NVIDIA's driver, or a fake one.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use crate::error::CudaError;
 
@@ -46,8 +47,94 @@ pub enum Arg<'a> {
     Bytes(&'a [u8]),
 }
 
-/// A device's driver. Copies and launches are queued in the order of the calls;
-/// uploads and downloads wait until they are done.
+/// The dtypes of products that a library computes, with sums in `f32`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum ProductDType {
+    Bf16,
+    F16,
+}
+
+/// Which elements of a matrix are neighbours in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Orientation {
+    /// Those of a row.
+    Rows,
+    /// Those of a column.
+    Columns,
+}
+
+/// The product of a `rows × depth` and a `depth × columns` matrix; the result is
+/// contiguous by rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub struct MatrixProduct {
+    pub dtype: ProductDType,
+    pub rows: u64,
+    pub columns: u64,
+    pub depth: u64,
+    /// Of both operands.
+    pub orientations: [Orientation; 2],
+    /// Elements from one row, or column, of an operand to the next.
+    pub strides: [u64; 2],
+}
+
+/// A library that computes products.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct LibraryInfo {
+    pub path: PathBuf,
+    pub version: String,
+}
+
+/// A queue of work. What is queued on one stream is done in order; the two streams
+/// run side by side, except where one [follows](Driver::follow) the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stream {
+    /// Kernels, products, and the copies that they wait for.
+    Compute,
+    /// Copies in the background.
+    Copy,
+}
+
+/// A way between host and device. Each has its own pinned host memory, in slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Lane {
+    /// To the device.
+    Upload,
+    /// To the host, after the work queued so far.
+    Download,
+    /// To the host, beside the work queued later.
+    Background,
+}
+
+impl Lane {
+    /// The stream that its copies are queued on.
+    pub const fn stream(self) -> Stream {
+        match self {
+            Self::Upload | Self::Download => Stream::Compute,
+            Self::Background => Stream::Copy,
+        }
+    }
+}
+
+/// The slots of each lane.
+pub const SLOTS: usize = 4;
+
+/// The bytes of a slot.
+pub const SLOT_BYTES: usize = 2 << 20;
+
+/// Pinned host memory of [`SLOT_BYTES`] bytes, with a mark in its lane's stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub struct Slot {
+    pub lane: Lane,
+    /// Less than [`SLOTS`].
+    pub number: usize,
+}
+
+/// A device's driver. Copies and launches are queued in the order of the calls, and
+/// the calls return at once, unless they say that they wait.
 ///
 /// Addresses are numbers of device memory, which no reference of this program points
 /// to: a wrong one can end the device's work with an error, but not change memory of
@@ -65,11 +152,27 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Returns memory, after all queued work.
     fn free(&self, address: u64);
 
-    /// Copies bytes to the device.
-    fn upload(&self, to: u64, bytes: &[u8]) -> Result<(), CudaError>;
+    /// Writes bytes of the host to a slot, from `at`.
+    fn stage(&self, slot: Slot, at: usize, bytes: &[u8]) -> Result<(), CudaError>;
 
-    /// Copies bytes from the device, after all queued work.
-    fn download(&self, from: u64, bytes: &mut [u8]) -> Result<(), CudaError>;
+    /// Reads the first bytes of a slot.
+    fn unstage(&self, slot: Slot, bytes: &mut [u8]) -> Result<(), CudaError>;
+
+    /// Queues a copy to the device of bytes of a slot, from `at`.
+    fn upload(&self, to: u64, slot: Slot, at: usize, bytes: usize) -> Result<(), CudaError>;
+
+    /// Queues a copy from the device to the first bytes of a slot.
+    fn download(&self, from: u64, slot: Slot, bytes: usize) -> Result<(), CudaError>;
+
+    /// Sets the slot's mark behind all work queued on its stream.
+    fn mark(&self, slot: Slot) -> Result<(), CudaError>;
+
+    /// Waits until the slot's mark is reached. Returns at once if there is none.
+    fn wait(&self, slot: Slot) -> Result<(), CudaError>;
+
+    /// Makes later work of the copy stream wait for the work queued on the compute
+    /// stream so far.
+    fn follow(&self) -> Result<(), CudaError>;
 
     /// Sets bytes.
     fn set(&self, to: u64, byte: u8, bytes: usize) -> Result<(), CudaError>;
@@ -80,6 +183,13 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Queues a kernel.
     fn launch(&self, kernel: &str, grid: Grid, args: &[Arg<'_>]) -> Result<(), CudaError>;
 
-    /// Waits for all queued work, and returns its errors.
+    /// The library of products, or why there is none.
+    fn library(&self) -> Result<LibraryInfo, CudaError>;
+
+    /// Queues a product: result, both operands, and a matrix that is added (0 for
+    /// none). Returns whether the library has an algorithm for it.
+    fn product(&self, product: &MatrixProduct, addresses: [u64; 4]) -> Result<bool, CudaError>;
+
+    /// Waits for all work queued on the compute stream, and returns its errors.
     fn synchronize(&self) -> Result<(), CudaError>;
 }

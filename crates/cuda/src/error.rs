@@ -23,6 +23,8 @@ pub enum CudaError {
     OverBudget { asked: usize, in_use: usize, budget: usize },
     #[error("no kernels for this GPU: its compute capability is {major}.{minor}, and 8.0 is required")]
     Capability { major: u32, minor: u32 },
+    #[error("cannot use {name}: {reason}")]
+    NoLibrary { name: &'static str, reason: String },
     #[error("unknown kernel `{name}`")]
     UnknownKernel { name: String },
     #[error("the GPU stopped during {call}: {name}")]
@@ -33,6 +35,8 @@ pub enum CudaError {
     OutsideBlock { call: &'static str, offset: usize, bytes: usize, size: usize },
     #[error("{call}: the address {address:#x} is not in allocated memory")]
     BadAddress { call: String, address: u64 },
+    #[error("{call}: the memory at {address:#x} is still in use by the other stream or by a copy")]
+    Unordered { call: String, address: u64 },
 }
 
 impl Hint for CudaError {
@@ -50,8 +54,14 @@ impl Hint for CudaError {
             Self::OverBudget { .. } => "free tensors, or raise the budget",
             Self::Capability { .. } => "use a GPU of the Ampere generation or later",
             Self::Lost { .. } => "restart the program; its last checkpoint is intact",
+            Self::NoLibrary { .. } => {
+                "install it with `pip install nvidia-cublas`, or name its file in WEIGHTLOOM_CUBLASLT"
+            }
             Self::UnknownKernel { .. } => "rebuild the kernels with scripts/kernels",
-            Self::Driver { .. } | Self::OutsideBlock { .. } | Self::BadAddress { .. } => return None,
+            Self::Driver { .. }
+            | Self::OutsideBlock { .. }
+            | Self::BadAddress { .. }
+            | Self::Unordered { .. } => return None,
         };
         Some(hint.to_owned())
     }

@@ -1,9 +1,11 @@
 //! A driver that computes nothing, records calls and checks addresses.
 
-use std::collections::BTreeMap;
+mod streams;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::driver::{Arg, DeviceInfo, Driver, Grid};
+use self::streams::{Access, Streams};
+use crate::driver::{Arg, DeviceInfo, Driver, Grid, LibraryInfo, MatrixProduct, Slot, Stream};
 use crate::error::CudaError;
 use crate::kernels::exists;
 
@@ -14,21 +16,25 @@ pub enum Recorded {
     Allocate(usize),
     /// Memory was returned.
     Free,
-    /// Bytes were copied to the device.
+    /// A copy of bytes to the device was queued.
     Upload(usize),
-    /// Bytes were copied from the device, which waits for it.
+    /// A copy of bytes from the device was queued.
     Download(usize),
     /// Bytes were set or copied within the device.
     Copy(usize),
     /// A kernel was queued.
     Launch(String),
+    /// A product of the library was queued.
+    Product(MatrixProduct),
     /// The host waited for the device.
     Synchronize,
 }
 
 /// A driver without a device. Its memory is host memory, so that bytes come back as
-/// they were uploaded; kernels do nothing. An address that is not in allocated memory,
-/// and a kernel that does not exist, are errors.
+/// they were uploaded; kernels do nothing. Errors are: an address that is not in
+/// allocated memory, a kernel that does not exist, and memory that both streams, or
+/// the host and a copy, use without an order between them. Of the addresses that a
+/// kernel is given, the first is taken as written, the others as read.
 #[derive(Debug)]
 pub struct FakeDriver {
     info: DeviceInfo,
@@ -37,14 +43,14 @@ pub struct FakeDriver {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By address.
-    blocks: BTreeMap<u64, Vec<u8>>,
+    streams: Streams,
     next: u64,
     in_use: usize,
     calls: Vec<Recorded>,
     /// The launch that fails, counted from now.
     trap_after: Option<usize>,
     lost: bool,
+    has_library: bool,
 }
 
 impl FakeDriver {
@@ -76,7 +82,12 @@ impl FakeDriver {
 
     /// Blocks that were taken and not returned.
     pub fn blocks(&self) -> usize {
-        self.state().blocks.len()
+        self.state().streams.blocks()
+    }
+
+    /// Makes this a machine with a library of products.
+    pub fn install_library(&self) {
+        self.state().has_library = true;
     }
 
     /// Makes a later launch end the device's work, as a kernel that traps does: 0 is
@@ -92,16 +103,6 @@ impl State {
             true => Err(CudaError::Lost { call, name: "CUDA_ERROR_LAUNCH_FAILED".to_owned() }),
             false => Ok(()),
         }
-    }
-
-    /// The bytes from an address.
-    fn bytes(&mut self, call: &str, address: u64, count: usize) -> Result<&mut [u8], CudaError> {
-        let found = self.blocks.range_mut(..=address).next_back();
-        let bytes = found.and_then(|(start, block)| {
-            let from = usize::try_from(address - start).ok()?;
-            block.get_mut(from..from.checked_add(count)?)
-        });
-        bytes.ok_or_else(|| CudaError::BadAddress { call: call.to_owned(), address })
     }
 }
 
@@ -124,39 +125,67 @@ impl Driver for FakeDriver {
         // A gap, so that an address past the end of a block is in no other.
         state.next += bytes as u64 + 4096;
         state.in_use += bytes;
-        state.blocks.insert(address, vec![0; bytes]);
+        state.streams.add(address, bytes);
         state.calls.push(Recorded::Allocate(bytes));
         Ok(Some(address))
     }
 
     fn free(&self, address: u64) {
         let mut state = self.state();
-        if let Some(block) = state.blocks.remove(&address) {
-            state.in_use -= block.len();
-        }
+        state.in_use -= state.streams.remove(address);
         state.calls.push(Recorded::Free);
     }
 
-    fn upload(&self, to: u64, bytes: &[u8]) -> Result<(), CudaError> {
-        let mut state = self.state();
-        state.check("upload")?;
-        state.bytes("upload", to, bytes.len())?.copy_from_slice(bytes);
-        state.calls.push(Recorded::Upload(bytes.len()));
+    fn stage(&self, slot: Slot, at: usize, bytes: &[u8]) -> Result<(), CudaError> {
+        self.state().streams.slot("stage", slot, at, bytes.len())?.copy_from_slice(bytes);
         Ok(())
     }
 
-    fn download(&self, from: u64, bytes: &mut [u8]) -> Result<(), CudaError> {
+    fn unstage(&self, slot: Slot, bytes: &mut [u8]) -> Result<(), CudaError> {
+        bytes.copy_from_slice(self.state().streams.slot("unstage", slot, 0, bytes.len())?);
+        Ok(())
+    }
+
+    fn upload(&self, to: u64, slot: Slot, at: usize, bytes: usize) -> Result<(), CudaError> {
+        let mut state = self.state();
+        state.check("upload")?;
+        state.streams.upload(to, slot, at, bytes)?;
+        state.calls.push(Recorded::Upload(bytes));
+        Ok(())
+    }
+
+    fn download(&self, from: u64, slot: Slot, bytes: usize) -> Result<(), CudaError> {
         let mut state = self.state();
         state.check("download")?;
-        bytes.copy_from_slice(state.bytes("download", from, bytes.len())?);
-        state.calls.push(Recorded::Download(bytes.len()));
+        state.streams.download(from, slot, bytes)?;
+        state.calls.push(Recorded::Download(bytes));
         Ok(())
+    }
+
+    fn mark(&self, slot: Slot) -> Result<(), CudaError> {
+        let mut state = self.state();
+        state.streams.mark(slot);
+        state.check("mark")
+    }
+
+    fn wait(&self, slot: Slot) -> Result<(), CudaError> {
+        let mut state = self.state();
+        if state.streams.wait(slot) {
+            state.calls.push(Recorded::Synchronize);
+        }
+        state.check("wait")
+    }
+
+    fn follow(&self) -> Result<(), CudaError> {
+        let mut state = self.state();
+        state.streams.follow();
+        state.check("follow")
     }
 
     fn set(&self, to: u64, byte: u8, bytes: usize) -> Result<(), CudaError> {
         let mut state = self.state();
         state.check("set")?;
-        state.bytes("set", to, bytes)?.fill(byte);
+        state.streams.set(to, byte, bytes)?;
         state.calls.push(Recorded::Copy(bytes));
         Ok(())
     }
@@ -164,8 +193,7 @@ impl Driver for FakeDriver {
     fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError> {
         let mut state = self.state();
         state.check("copy")?;
-        let source = state.bytes("copy", from, bytes)?.to_vec();
-        state.bytes("copy", to, bytes)?.copy_from_slice(&source);
+        state.streams.copy(to, from, bytes)?;
         state.calls.push(Recorded::Copy(bytes));
         Ok(())
     }
@@ -181,19 +209,48 @@ impl Driver for FakeDriver {
             let name = format!("CUDA_ERROR_INVALID_VALUE ({kernel}: {grid:?})");
             return Err(CudaError::Driver { call: "launch", name });
         }
-        for arg in args {
-            if let Arg::Address(address) = *arg {
-                state.bytes(kernel, address, 0)?;
-            }
+        let addresses = args.iter().filter_map(|arg| match arg {
+            Arg::Address(address) => Some(*address),
+            _ => None,
+        });
+        for (number, address) in addresses.enumerate() {
+            let access = if number == 0 { Access::Write } else { Access::Read };
+            state.streams.access(kernel, Stream::Compute, access, (address, 0))?;
         }
+        state.streams.kernel();
         state.calls.push(Recorded::Launch(kernel.to_owned()));
         state.lost = state.trap_after == Some(0);
         state.trap_after = state.trap_after.and_then(|left| left.checked_sub(1));
         Ok(())
     }
 
+    fn library(&self) -> Result<LibraryInfo, CudaError> {
+        match self.state().has_library {
+            true => Ok(LibraryInfo { path: "fake".into(), version: "13.0.0".to_owned() }),
+            false => {
+                Err(CudaError::NoLibrary { name: "cuBLASLt", reason: "a fake device has none".to_owned() })
+            }
+        }
+    }
+
+    fn product(&self, product: &MatrixProduct, addresses: [u64; 4]) -> Result<bool, CudaError> {
+        let mut state = self.state();
+        state.check("product")?;
+        if !state.has_library {
+            return Ok(false);
+        }
+        for (number, address) in addresses.into_iter().enumerate().filter(|(_, address)| *address != 0) {
+            let access = if number == 0 { Access::Write } else { Access::Read };
+            state.streams.access("product", Stream::Compute, access, (address, 0))?;
+        }
+        state.streams.kernel();
+        state.calls.push(Recorded::Product(*product));
+        Ok(true)
+    }
+
     fn synchronize(&self) -> Result<(), CudaError> {
         let mut state = self.state();
+        state.streams.finish(Stream::Compute);
         state.calls.push(Recorded::Synchronize);
         state.check("synchronize")
     }
@@ -203,6 +260,7 @@ impl Driver for FakeDriver {
 mod tests {
     use super::*;
     use crate::Gpu;
+    use crate::driver::{Lane, SLOT_BYTES};
 
     #[test]
     fn blocks_are_reused_and_returned() {
@@ -264,6 +322,77 @@ mod tests {
             Err(CudaError::Lost { call: "download", .. })
         ));
         assert!(matches!(gpu.synchronize(), Err(CudaError::Lost { .. })));
+    }
+
+    fn pattern(bytes: usize, seed: usize) -> Vec<u8> {
+        (0..bytes).map(|i| (i * 31 + seed * 7 + i / 251) as u8).collect()
+    }
+
+    #[test]
+    fn many_copies_of_all_sizes_arrive_whole_and_rarely_wait() {
+        let fake = FakeDriver::new();
+        let gpu = Gpu::with_driver(fake.clone());
+        let sizes = [1, 63, 64, 65, 5000, SLOT_BYTES - 1, SLOT_BYTES, SLOT_BYTES + 1, 9 * SLOT_BYTES + 17];
+        let mut blocks = Vec::new();
+        for (seed, bytes) in sizes.into_iter().enumerate() {
+            let mut block = gpu.allocate(bytes).unwrap();
+            let mut source = pattern(bytes, seed);
+            gpu.upload(&mut block, &source).unwrap();
+            // The source is free at once.
+            source.fill(0);
+            blocks.push(block);
+        }
+        for (seed, (bytes, block)) in sizes.into_iter().zip(&blocks).enumerate() {
+            let mut found = vec![0; bytes];
+            gpu.download(block, 0, &mut found).unwrap();
+            assert_eq!(found, pattern(bytes, seed), "{bytes}");
+            found.fill(0);
+            gpu.download_in_background(block, 0, &mut found).unwrap();
+            assert_eq!(found, pattern(bytes, seed), "{bytes} in the background");
+        }
+        fake.take_calls();
+        let mut small = gpu.allocate(64).unwrap();
+        (0..1000).for_each(|_| gpu.upload(&mut small, &[1; 64]).unwrap());
+        let waits = fake.take_calls().into_iter().filter(|call| *call == Recorded::Synchronize).count();
+        assert!(waits <= 1, "{waits}");
+    }
+
+    #[test]
+    fn a_slot_that_a_copy_still_reads_must_not_be_written() {
+        let fake = FakeDriver::new();
+        let address = fake.allocate(512).unwrap().unwrap();
+        let slot = Slot { lane: Lane::Upload, number: 0 };
+        fake.stage(slot, 0, &[1; 100]).unwrap();
+        fake.upload(address, slot, 0, 100).unwrap();
+        fake.stage(slot, 100, &[2; 100]).unwrap();
+        assert!(matches!(fake.stage(slot, 99, &[2]), Err(CudaError::Unordered { .. })));
+        fake.mark(slot).unwrap();
+        fake.wait(slot).unwrap();
+        fake.stage(slot, 0, &[2; 100]).unwrap();
+    }
+
+    #[test]
+    fn memory_of_both_streams_needs_an_order() {
+        let fake = FakeDriver::new();
+        let address = fake.allocate(512).unwrap().unwrap();
+        let slot = Slot { lane: Lane::Background, number: 0 };
+        fake.set(address, 7, 512).unwrap();
+        let error = fake.download(address, slot, 512).unwrap_err();
+        assert!(matches!(error, CudaError::Unordered { .. }), "read without waiting for the writer: {error}");
+        fake.follow().unwrap();
+        fake.download(address, slot, 512).unwrap();
+        let grid = Grid { blocks: [1; 3], threads: 32 };
+        // A second reader is no conflict; a writer is, until the host has waited.
+        let other = fake.allocate(512).unwrap().unwrap();
+        fake.launch("fill_b4", grid, &[Arg::Address(other), Arg::Address(address)]).unwrap();
+        let error = fake.launch("fill_b4", grid, &[Arg::Address(address)]).unwrap_err();
+        assert!(matches!(error, CudaError::Unordered { .. }), "written under a reader: {error}");
+        fake.mark(slot).unwrap();
+        fake.wait(slot).unwrap();
+        fake.launch("fill_b4", grid, &[Arg::Address(address)]).unwrap();
+        let mut bytes = [0; 512];
+        fake.unstage(slot, &mut bytes).unwrap();
+        assert_eq!(bytes, [7; 512]);
     }
 
     #[test]

@@ -9,9 +9,10 @@
 //! - [`FakeDriver`]: a driver that records calls and checks addresses, for machines
 //!   without a GPU.
 //!
-//! All work of a device is queued on one stream, in the order of the calls. A block
-//! that is dropped may be used again at once: what uses it next is queued after the
-//! work that still reads it.
+//! All work of a device is queued on one stream, in the order of the calls, except
+//! downloads in the background, which the host waits for. So a block that is dropped
+//! may be used again at once: what uses it next is queued after the work that still
+//! reads it.
 //!
 //! ```
 //! use weightloom_cuda::{FakeDriver, Gpu};
@@ -28,16 +29,22 @@
 //! # Ok::<(), weightloom_cuda::CudaError>(())
 //! ```
 
+mod cublaslt;
 mod device;
 mod driver;
 mod error;
 mod fake;
 mod kernels;
+mod library;
 mod memory;
 mod nvidia;
+mod staging;
 
-pub use device::{Gpu, Poison, count};
-pub use driver::{Arg, DeviceInfo, Driver, Grid};
+pub use device::{Gpu, Poison, Products, count};
+pub use driver::{
+    Arg, DeviceInfo, Driver, Grid, Lane, LibraryInfo, MatrixProduct, Orientation, ProductDType, SLOT_BYTES,
+    SLOTS, Slot, Stream,
+};
 pub use error::CudaError;
 pub use fake::{FakeDriver, Recorded};
 pub use kernels::{KERNELS, names};

@@ -2,9 +2,9 @@
 //!
 //! Every call of the driver's library is `unsafe`. The rules: [`library`] has found
 //! the library before any function of it is named; handles come from the driver and
-//! live as long as the process; pointers to host memory are to slices that outlive the
-//! call, because a call that copies waits for the copy; device addresses are numbers
-//! that only the device follows.
+//! live as long as the process; copies are between device memory and pinned memory of
+//! our own, which is never freed and which the host reaches only by copying whole
+//! ranges under a lock; device addresses are numbers that only the device follows.
 
 use std::ffi::{CStr, CString, c_void};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -12,21 +12,39 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use cudarc::driver::sys;
 use rustc_hash::FxHashMap;
 
-use crate::driver::{Arg, DeviceInfo, Driver, Grid};
+use crate::cublaslt::{CublasLt, WORKSPACE};
+use crate::driver::{
+    Arg, DeviceInfo, Driver, Grid, Lane, LibraryInfo, MatrixProduct, SLOT_BYTES, SLOTS, Slot, Stream,
+};
 use crate::error::CudaError;
 use crate::kernels::{KERNELS, exists};
 
 /// The oldest CUDA version of a driver that runs our kernels.
 const OLDEST: i32 = 12_000;
 
-/// A GPU of this machine, through its primary context and one stream.
+/// A GPU of this machine, through its primary context and two streams.
 #[derive(Debug)]
 pub(crate) struct NvidiaDriver {
     info: DeviceInfo,
     context: Handle<sys::CUcontext>,
     stream: Handle<sys::CUstream>,
+    copy_stream: Handle<sys::CUstream>,
+    /// Where the compute stream was when the copy stream last had to follow it.
+    reached: Handle<sys::CUevent>,
+    /// Of uploads, downloads and downloads in the background.
+    lanes: [Pinned; 3],
     module: Handle<sys::CUmodule>,
     functions: Mutex<FxHashMap<String, Handle<sys::CUfunction>>>,
+    /// Opened with the first product that it could compute, with its workspace.
+    library: OnceLock<Result<(CublasLt, u64), CudaError>>,
+}
+
+/// The pinned memory of a lane, allocated with its first use, and the marks of its
+/// slots.
+#[derive(Debug)]
+struct Pinned {
+    memory: Mutex<Option<Handle<*mut u8>>>,
+    marks: [Handle<sys::CUevent>; SLOTS],
 }
 
 /// A handle of the driver.
@@ -135,20 +153,26 @@ impl NvidiaDriver {
             let (major, minor) = info.capability;
             return Err(CudaError::Capability { major, minor });
         }
-        let (mut stream, mut module) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let (mut stream, mut copy_stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let mut module = std::ptr::null_mut();
         // SAFETY: the pointers are to locals of the right types, and the fatbin is
         // static.
         unsafe {
             let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
             check("cuStreamCreate", sys::cuStreamCreate(&raw mut stream, flags))?;
+            check("cuStreamCreate", sys::cuStreamCreate(&raw mut copy_stream, flags))?;
             check("cuModuleLoadData", sys::cuModuleLoadData(&raw mut module, KERNELS.as_ptr().cast()))?;
         }
         Ok(Self {
             info,
             context: Handle(context),
             stream: Handle(stream),
+            copy_stream: Handle(copy_stream),
+            reached: event()?,
+            lanes: [Pinned::new()?, Pinned::new()?, Pinned::new()?],
             module: Handle(module),
             functions: Mutex::default(),
+            library: OnceLock::new(),
         })
     }
 
@@ -156,6 +180,55 @@ impl NvidiaDriver {
     fn enter(&self) -> Result<(), CudaError> {
         // SAFETY: the context is retained for the life of the process.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context.0) })
+    }
+
+    fn stream(&self, stream: Stream) -> sys::CUstream {
+        match stream {
+            Stream::Compute => self.stream.0,
+            Stream::Copy => self.copy_stream.0,
+        }
+    }
+
+    fn lane(&self, lane: Lane) -> &Pinned {
+        &self.lanes[lane as usize]
+    }
+
+    /// Calls `use_it` with the address of bytes of a slot, under the lane's lock.
+    fn with_slot<T>(
+        &self,
+        slot: Slot,
+        (at, bytes): (usize, usize),
+        use_it: impl FnOnce(*mut u8) -> T,
+    ) -> Result<T, CudaError> {
+        if slot.number >= SLOTS || at.checked_add(bytes).is_none_or(|end| end > SLOT_BYTES) {
+            return Err(CudaError::OutsideBlock { call: "copy", offset: at, bytes, size: SLOT_BYTES });
+        }
+        let mut memory = self.lane(slot.lane).memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = match *memory {
+            Some(start) => start.0,
+            None => {
+                self.enter()?;
+                let mut start = std::ptr::null_mut();
+                // SAFETY: the pointer is to a local of the right type.
+                check("cuMemHostAlloc", unsafe {
+                    sys::cuMemHostAlloc(&raw mut start, SLOTS * SLOT_BYTES, sys::CU_MEMHOSTALLOC_PORTABLE)
+                })?;
+                memory.insert(Handle(start.cast())).0
+            }
+        };
+        // SAFETY: the memory has `SLOTS` slots, and the bytes are inside this one.
+        Ok(use_it(unsafe { start.add(slot.number * SLOT_BYTES + at) }))
+    }
+
+    fn cublaslt(&self) -> Result<&(CublasLt, u64), CudaError> {
+        let opened = self.library.get_or_init(|| {
+            self.enter()?;
+            let library = CublasLt::open(&|name| std::env::var(name).ok())?;
+            let none =
+                CudaError::NoLibrary { name: "cuBLASLt", reason: "no memory for its workspace".to_owned() };
+            Ok((library, self.allocate(WORKSPACE)?.ok_or(none)?))
+        });
+        opened.as_ref().map_err(Clone::clone)
     }
 
     fn function(&self, name: &str) -> Result<sys::CUfunction, CudaError> {
@@ -176,6 +249,21 @@ impl NvidiaDriver {
         functions.insert(name.to_owned(), Handle(function));
         Ok(function)
     }
+}
+
+impl Pinned {
+    fn new() -> Result<Self, CudaError> {
+        Ok(Self { memory: Mutex::new(None), marks: [event()?, event()?, event()?, event()?] })
+    }
+}
+
+/// A new event of the current device.
+fn event() -> Result<Handle<sys::CUevent>, CudaError> {
+    let mut event = std::ptr::null_mut();
+    let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+    // SAFETY: the pointer is to a local of the right type.
+    check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut event, flags) })?;
+    Ok(Handle(event))
 }
 
 fn info(device: sys::CUdevice) -> Result<DeviceInfo, CudaError> {
@@ -239,22 +327,61 @@ impl Driver for NvidiaDriver {
         }
     }
 
-    fn upload(&self, to: u64, bytes: &[u8]) -> Result<(), CudaError> {
-        self.enter()?;
-        // SAFETY: the slice outlives the copy, because of the wait.
-        check("cuMemcpyHtoDAsync", unsafe {
-            sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.stream.0)
-        })?;
-        self.synchronize()
+    fn stage(&self, slot: Slot, at: usize, bytes: &[u8]) -> Result<(), CudaError> {
+        // SAFETY: both ranges are valid for the length and apart; the lock is held.
+        self.with_slot(slot, (at, bytes.len()), |memory| unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory, bytes.len());
+        })
     }
 
-    fn download(&self, from: u64, bytes: &mut [u8]) -> Result<(), CudaError> {
+    fn unstage(&self, slot: Slot, bytes: &mut [u8]) -> Result<(), CudaError> {
+        // SAFETY: as above.
+        self.with_slot(slot, (0, bytes.len()), |memory| unsafe {
+            std::ptr::copy_nonoverlapping(memory, bytes.as_mut_ptr(), bytes.len());
+        })
+    }
+
+    fn upload(&self, to: u64, slot: Slot, at: usize, bytes: usize) -> Result<(), CudaError> {
         self.enter()?;
-        // SAFETY: as above; nothing else reads the slice meanwhile.
-        check("cuMemcpyDtoHAsync", unsafe {
-            sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), self.stream.0)
+        let stream = self.stream(slot.lane.stream());
+        // SAFETY: the slot is pinned memory that is never freed.
+        let result = self.with_slot(slot, (at, bytes), |memory| unsafe {
+            sys::cuMemcpyHtoDAsync_v2(to, memory.cast(), bytes, stream)
         })?;
-        self.synchronize()
+        check("cuMemcpyHtoDAsync", result)
+    }
+
+    fn download(&self, from: u64, slot: Slot, bytes: usize) -> Result<(), CudaError> {
+        self.enter()?;
+        let stream = self.stream(slot.lane.stream());
+        // SAFETY: as above.
+        let result = self.with_slot(slot, (0, bytes), |memory| unsafe {
+            sys::cuMemcpyDtoHAsync_v2(memory.cast(), from, bytes, stream)
+        })?;
+        check("cuMemcpyDtoHAsync", result)
+    }
+
+    fn mark(&self, slot: Slot) -> Result<(), CudaError> {
+        self.enter()?;
+        let mark = self.lane(slot.lane).marks[slot.number % SLOTS].0;
+        // SAFETY: event and stream live as long as the process.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(mark, self.stream(slot.lane.stream())) })
+    }
+
+    fn wait(&self, slot: Slot) -> Result<(), CudaError> {
+        self.enter()?;
+        let mark = self.lane(slot.lane).marks[slot.number % SLOTS].0;
+        // SAFETY: the event lives as long as the process.
+        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(mark) })
+    }
+
+    fn follow(&self) -> Result<(), CudaError> {
+        self.enter()?;
+        // SAFETY: events and streams live as long as the process.
+        unsafe {
+            check("cuEventRecord", sys::cuEventRecord(self.reached.0, self.stream.0))?;
+            check("cuStreamWaitEvent", sys::cuStreamWaitEvent(self.copy_stream.0, self.reached.0, 0))
+        }
     }
 
     fn set(&self, to: u64, byte: u8, bytes: usize) -> Result<(), CudaError> {
@@ -292,6 +419,16 @@ impl Driver for NvidiaDriver {
                 none,
             )
         })
+    }
+
+    fn library(&self) -> Result<LibraryInfo, CudaError> {
+        self.cublaslt().map(|(library, _)| library.info().clone())
+    }
+
+    fn product(&self, product: &MatrixProduct, addresses: [u64; 4]) -> Result<bool, CudaError> {
+        let Ok((library, workspace)) = self.cublaslt() else { return Ok(false) };
+        self.enter()?;
+        library.run(product, addresses, *workspace, self.stream.0.cast())
     }
 
     fn synchronize(&self) -> Result<(), CudaError> {

@@ -8,6 +8,9 @@
 #![expect(clippy::print_stdout, reason = "the test reads what ranks print")]
 #![allow(clippy::unwrap_used, reason = "a rank that panics is a failed test")]
 
+#[path = "../../tensor/tests/it/device.rs"]
+#[allow(dead_code, reason = "the models need only the device")]
+mod device;
 #[path = "../../train/tests/it/setup/mod.rs"]
 mod setup;
 

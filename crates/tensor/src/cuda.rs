@@ -10,6 +10,7 @@ mod copy;
 mod cross_entropy;
 mod elementwise;
 mod index;
+mod library;
 mod matmul;
 mod norm;
 mod optimizer;
@@ -21,6 +22,8 @@ mod sort;
 
 use std::sync::Arc;
 
+pub use library::ProductLibrary;
+
 use bytemuck::{Pod, Zeroable};
 use weightloom_cuda::{Arg, CudaError, DeviceBlock, Gpu, Grid};
 use weightloom_layout::{DType, Shape};
@@ -29,7 +32,7 @@ use crate::backend::Backend;
 use crate::error::{Result, TensorError};
 use crate::kernels::copy::CopyKernels as _;
 use crate::kernels::strides::Walk;
-use crate::storage::Storage;
+use crate::storage::{GpuMemory, HostCopy, Storage};
 use crate::tensor::Tensor;
 use crate::view::View;
 
@@ -169,7 +172,12 @@ impl Cuda {
     }
 
     fn tensor(self, block: DeviceBlock, dtype: DType, shape: &Shape) -> Tensor {
-        Tensor::new(Storage::cuda(self.0, block), View::contiguous(shape.clone()), dtype)
+        self.tensor_with(block, None, dtype, shape)
+    }
+
+    fn tensor_with(self, block: DeviceBlock, host: Option<HostCopy>, dtype: DType, shape: &Shape) -> Tensor {
+        let memory = GpuMemory { ordinal: self.0, block, host };
+        Tensor::new(Storage::cuda(memory), View::contiguous(shape.clone()), dtype)
     }
 
     /// A list of numbers in device memory.
@@ -183,6 +191,17 @@ impl Cuda {
         let mut block = gpu.allocate(bytes.len())?;
         gpu.upload(&mut block, bytes)?;
         Ok(self.tensor(block, dtype, shape))
+    }
+
+    /// The elements of another device's tensor, through the host, which keeps
+    /// indices: it checks them before they are used.
+    pub(crate) fn receive(self, x: &Tensor) -> Result<Tensor> {
+        let x = x.on_host("to")?;
+        let (gpu, bytes) = (self.gpu()?, x.bytes("to")?);
+        let mut block = gpu.allocate(bytes.len())?;
+        gpu.upload(&mut block, bytes)?;
+        let host = HostCopy { storage: x.storage().clone(), first: x.view().offset };
+        Ok(self.tensor_with(block, (x.dtype() == DType::I64).then_some(host), x.dtype(), x.shape()))
     }
 
     /// Queues a kernel. A launch without elements is left out.

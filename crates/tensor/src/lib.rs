@@ -39,6 +39,7 @@ mod vectors;
 mod view;
 
 pub use costs::{Cost, Costs, counted, uncounted};
+pub use cuda::ProductLibrary;
 pub use device::{Device, UnknownDevice};
 pub use device_choice::{ChosenDevice, DeviceChoice};
 pub use element::{Element, Float, Wide};
@@ -50,7 +51,7 @@ pub use meter::Meter;
 pub use ops::{Attention, CrossEntropy, RopeStyle};
 pub use optim::{
     AdamW, AdamWConstants, DeviceUpdate, Moments, Sgd, SgdConstants, UpdateRule, fused_update, global_norm,
-    scalar,
+    scalar, sums_of_squares,
 };
 pub use random::Stream;
 pub use tape::{

@@ -41,7 +41,7 @@ mod sgd;
 
 use num_traits::ToPrimitive as _;
 use pulp::{Simd, WithSimd};
-use weightloom_layout::DType;
+use weightloom_layout::{DType, Shape};
 
 use crate::backend::meta::{record, volume};
 use crate::backend::{Cpu, Meta, on};
@@ -121,8 +121,8 @@ pub(crate) trait OptimizerKernels {
         states: &mut [&mut Tensor],
     ) -> Result<()>;
 
-    /// The sum of squares. Waits for the result.
-    fn squares(&self, x: &Tensor) -> Result<f64>;
+    /// The sums of squares of contiguous tensors. Waits for them once.
+    fn squares(&self, tensors: &[Tensor]) -> Result<Vec<f64>>;
 }
 
 impl OptimizerKernels for Cpu {
@@ -136,8 +136,9 @@ impl OptimizerKernels for Cpu {
         kernel.run(gradient, parameter, states)
     }
 
-    fn squares(&self, x: &Tensor) -> Result<f64> {
-        with_float!("global_norm", x.dtype(), T => squares::<T>(x))
+    fn squares(&self, tensors: &[Tensor]) -> Result<Vec<f64>> {
+        let squares_of = |x: &Tensor| with_float!("global_norm", x.dtype(), T => squares::<T>(x));
+        tensors.iter().map(squares_of).collect()
     }
 }
 
@@ -157,8 +158,9 @@ impl OptimizerKernels for Meta {
         Ok(())
     }
 
-    fn squares(&self, x: &Tensor) -> Result<f64> {
-        Err(TensorError::NoData { op: "global_norm", shape: x.shape().clone() })
+    fn squares(&self, tensors: &[Tensor]) -> Result<Vec<f64>> {
+        let shape = tensors.first().map_or_else(Shape::default, |x| x.shape().clone());
+        Err(TensorError::NoData { op: "global_norm", shape })
     }
 }
 
@@ -276,12 +278,18 @@ fn check(op: &'static str, gradient: &Tensor, changed: &[&Tensor]) -> Result<Dev
 /// The Euclidean norm of all elements of all tensors together. The order of
 /// summation does not depend on threads.
 pub fn global_norm(tensors: &[&Tensor]) -> Result<f64> {
-    let mut total = 0.0;
-    for tensor in tensors {
-        let contiguous = tensor.contiguous("global_norm")?;
-        total += on(contiguous.device()).squares(&contiguous)?;
+    Ok(sums_of_squares(tensors)?.into_iter().sum::<f64>().sqrt())
+}
+
+/// The sum of the squares of each tensor's elements. Waits for a device once, however
+/// many tensors it holds.
+pub fn sums_of_squares(tensors: &[&Tensor]) -> Result<Vec<f64>> {
+    let mut sums = Vec::with_capacity(tensors.len());
+    for same in tensors.chunk_by(|a, b| a.device() == b.device()) {
+        let packed = same.iter().map(|x| x.contiguous("global_norm")).collect::<Result<Vec<_>>>()?;
+        sums.extend(on(same[0].device()).squares(&packed)?);
     }
-    Ok(total.sqrt())
+    Ok(sums)
 }
 
 /// The sum of squares: pieces in parallel, added in order.

@@ -21,10 +21,24 @@ pub(crate) enum Buffer {
     Cpu(Block),
     /// A range of the bytes of an owner, read-only.
     Shared(Owner, Range<usize>),
-    /// Memory of a GPU, with its number.
-    Cuda(u8, DeviceBlock),
+    Cuda(GpuMemory),
     /// No bytes; counted by a meter, if one is active.
     Meta(#[expect(dead_code, reason = "it is counted until it is dropped")] Option<Phantom>),
+}
+
+/// Memory of a GPU.
+pub(crate) struct GpuMemory {
+    pub(crate) ordinal: u8,
+    pub(crate) block: DeviceBlock,
+    pub(crate) host: Option<HostCopy>,
+}
+
+/// Host memory with the same elements as a GPU's, for what the host reads as well,
+/// such as indices: reading the device would wait for it. Neither is ever changed.
+pub(crate) struct HostCopy {
+    pub(crate) storage: Storage,
+    /// The element that is the first one on the GPU.
+    pub(crate) first: usize,
 }
 
 impl Storage {
@@ -32,8 +46,8 @@ impl Storage {
         Self(Arc::new(Buffer::Cpu(block)))
     }
 
-    pub(crate) fn cuda(ordinal: u8, block: DeviceBlock) -> Self {
-        Self(Arc::new(Buffer::Cuda(ordinal, block)))
+    pub(crate) fn cuda(memory: GpuMemory) -> Self {
+        Self(Arc::new(Buffer::Cuda(memory)))
     }
 
     /// Bytes of an owner; the range is inside them.
@@ -54,7 +68,7 @@ impl Storage {
     pub(crate) fn device(&self) -> Device {
         match *self.0 {
             Buffer::Cpu(_) | Buffer::Shared(..) => Device::Cpu,
-            Buffer::Cuda(ordinal, _) => Device::Cuda(ordinal),
+            Buffer::Cuda(ref memory) => Device::Cuda(memory.ordinal),
             Buffer::Meta(_) => Device::Meta,
         }
     }
@@ -76,7 +90,15 @@ impl Storage {
     /// The memory, if it is a GPU's.
     pub(crate) fn device_block(&self) -> Option<&DeviceBlock> {
         match &*self.0 {
-            Buffer::Cuda(_, block) => Some(block),
+            Buffer::Cuda(memory) => Some(&memory.block),
+            Buffer::Cpu(_) | Buffer::Shared(..) | Buffer::Meta(_) => None,
+        }
+    }
+
+    /// The host's copy of a GPU's memory, if it has one.
+    pub(crate) fn host_copy(&self) -> Option<&HostCopy> {
+        match &*self.0 {
+            Buffer::Cuda(memory) => memory.host.as_ref(),
             Buffer::Cpu(_) | Buffer::Shared(..) | Buffer::Meta(_) => None,
         }
     }
@@ -84,7 +106,7 @@ impl Storage {
     /// Whether the elements may be changed in place: this is the only reference, and
     /// they are not another owner's.
     pub(crate) fn is_writable(&mut self) -> bool {
-        matches!(Arc::get_mut(&mut self.0), Some(Buffer::Cpu(_) | Buffer::Cuda(..)))
+        matches!(Arc::get_mut(&mut self.0), Some(Buffer::Cpu(_) | Buffer::Cuda(GpuMemory { host: None, .. })))
     }
 
     /// The bytes, mutable, if they are in host memory and neither shared nor

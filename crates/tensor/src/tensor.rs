@@ -98,6 +98,10 @@ impl Tensor {
         &self.0.origin
     }
 
+    pub(crate) fn storage(&self) -> &Storage {
+        &self.0.storage
+    }
+
     pub(crate) fn view(&self) -> &View {
         &self.0.view
     }
@@ -313,6 +317,11 @@ impl Tensor {
     /// The elements, contiguous in host memory; copied only if they are not. Off the
     /// tape.
     pub(crate) fn on_host(&self, op: &'static str) -> Result<Self> {
+        if let Some(host) = self.0.storage.host_copy() {
+            let mut view = self.view().clone();
+            view.offset += host.first;
+            return Self::new(host.storage.clone(), view, self.dtype()).contiguous(op);
+        }
         let packed = self.contiguous(op)?;
         let Some(block) = packed.device_block() else { return Ok(packed) };
         let offset = packed.view().offset * self.dtype().size();

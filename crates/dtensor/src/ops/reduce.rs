@@ -76,15 +76,21 @@ impl DTensor {
 
 /// The Euclidean norm of all elements of all tensors, replicas counted once.
 pub fn global_norm(tensors: &[&DTensor]) -> Result<f64> {
-    let mut sums: BTreeMap<(u32, Vec<usize>), (Mesh, f64)> = BTreeMap::new();
-    for tensor in tensors {
+    let reduced = tensors.iter().map(|tensor| {
         let layout = gradient_layout(tensor.layout(), Axes::default())?;
-        let reduced = tensor.redistribute_for("global_norm", layout, tensor.nan_check())?;
+        tensor.redistribute_for("global_norm", layout, tensor.nan_check())
+    });
+    let reduced = reduced.collect::<Result<Vec<_>>>()?;
+    // All local sums at once: a GPU is waited for once.
+    let locals: Vec<&Tensor> = reduced.iter().map(DTensor::to_local).collect();
+    let squares = weightloom_tensor::sums_of_squares(&locals)?;
+    let mut sums: BTreeMap<(u32, Vec<usize>), (Mesh, f64)> = BTreeMap::new();
+    for (tensor, squares) in reduced.iter().zip(squares) {
+        let layout = tensor.layout();
         let mut axes: Vec<usize> = layout.splits().iter().flat_map(|split| split.axes.to_vec()).collect();
         axes.sort_unstable();
-        let norm = weightloom_tensor::global_norm(&[reduced.to_local()])?;
         let (_, sum) = sums.entry((layout.mesh().id(), axes)).or_insert((layout.mesh(), 0.0));
-        *sum += norm * norm;
+        *sum += squares;
     }
     let cause = Cause { op: "global_norm", pass: Pass::Backward };
     let mut total = 0.0;

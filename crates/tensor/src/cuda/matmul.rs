@@ -18,31 +18,32 @@ const MOST: usize = 65_535;
 /// The strides of a matrix.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Matrix {
-    row: u64,
-    column: u64,
+pub(super) struct Matrix {
+    pub(super) row: u64,
+    pub(super) column: u64,
 }
 
 impl Matrix {
     /// Of the last two dims.
-    fn of(x: &Tensor) -> Self {
+    pub(super) fn of(x: &Tensor) -> Self {
         let [.., row, column] = *x.strides() else { return Self { row: 0, column: 0 } };
         Self { row: row as u64, column: column as u64 }
     }
 
-    fn transposed(self) -> Self {
+    pub(super) fn transposed(self) -> Self {
         Self { row: self.column, column: self.row }
     }
 }
 
 /// Sizes of a product, and where its operands are.
-struct Product<'a> {
-    sizes: [usize; 3],
-    operands: [&'a Tensor; 2],
-    matrices: [Matrix; 2],
+pub(super) struct Product<'a> {
+    /// Rows, columns and depth.
+    pub(super) sizes: [usize; 3],
+    pub(super) operands: [&'a Tensor; 2],
+    pub(super) matrices: [Matrix; 2],
     /// The first elements of both matrices of each batch, counted from those of the
     /// tensors.
-    starts: Vec<[u64; 2]>,
+    pub(super) starts: Vec<[u64; 2]>,
 }
 
 impl Cuda {
@@ -53,11 +54,22 @@ impl Cuda {
         [bias, residual]: [Option<&Tensor>; 2],
         (out, first): (&Tensor, usize),
     ) -> Result<()> {
-        let op = "matmul";
-        let [m, n, k] = product.sizes;
-        if m * n == 0 {
+        let [m, n, _] = product.sizes;
+        if m * n == 0 || self.try_library(product, [bias, residual], (out, first))? {
             return Ok(());
         }
+        self.product_by_kernel(product, [bias, residual], (out, first))
+    }
+
+    /// The same by our own kernels.
+    pub(super) fn product_by_kernel(
+        self,
+        product: &Product<'_>,
+        [bias, residual]: [Option<&Tensor>; 2],
+        (out, first): (&Tensor, usize),
+    ) -> Result<()> {
+        let op = "matmul";
+        let [m, n, k] = product.sizes;
         let kernel = format!("matmul_{}", float(op, out.dtype())?);
         let size = out.dtype().size() as u64;
         let shifted = |base: Arg<'static>, elements: usize| match base {
@@ -108,6 +120,9 @@ impl MatmulKernels for Cuda {
         let batch = shape.ndim() - 2;
         let (m, n, k) = (shape[batch], shape[batch + 1], a.shape()[batch + 1]);
         let out = self.empty(a.dtype(), shape)?;
+        if shape.volume() == 0 {
+            return Ok(out);
+        }
         let starts = batch_starts(&shape[..batch], [a.view(), b.view()]);
         let matrices = [Matrix::of(a), Matrix::of(b)];
         if m > MOST * TILE && starts.len() > 1 {

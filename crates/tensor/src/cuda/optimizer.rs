@@ -90,8 +90,16 @@ impl OptimizerKernels for Cuda {
     }
 
     /// The sums of pieces are added by the host, in order, in `f64` as on the CPU.
-    fn squares(&self, x: &Tensor) -> Result<f64> {
-        let sums = self.sums_of_pieces("global_norm", x, Addend::Squares)?.cast(DType::F64)?;
-        Ok(sums.to_vec::<f64>()?.into_iter().sum())
+    fn squares(&self, tensors: &[Tensor]) -> Result<Vec<f64>> {
+        let pieces_of = |x| self.sums_of_pieces("global_norm", x, Addend::Squares)?.cast(DType::F64);
+        let pieces = tensors.iter().map(pieces_of).collect::<Result<Vec<_>>>()?;
+        let all = Tensor::cat(&pieces.iter().collect::<Vec<_>>(), 0)?.to_vec::<f64>()?;
+        let mut rest = all.as_slice();
+        let sum_of = |part: &Tensor| {
+            let (own, after) = rest.split_at(part.shape().volume());
+            rest = after;
+            own.iter().sum()
+        };
+        Ok(pieces.iter().map(sum_of).collect())
     }
 }

@@ -19,9 +19,7 @@ fn moved(x: &Tensor, device: Device) -> Result<Tensor> {
         (Device::Meta, _) => Err(TensorError::NoData { op: "to", shape: x.shape().clone() }),
         (_, Device::Cpu) => x.on_host("to"),
         // Between GPUs through the host.
-        (_, Device::Cuda(ordinal)) => {
-            x.read_host(|bytes| Cuda(ordinal).upload_bytes(x.dtype(), x.shape(), bytes))?
-        }
+        (_, Device::Cuda(ordinal)) => Cuda(ordinal).receive(x),
     }
 }
 

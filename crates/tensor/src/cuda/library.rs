@@ -1,0 +1,169 @@
+//! Large products of halves by cuBLASLt.
+//!
+//! Both compute an element as one chain over the depth, so the library is used only
+//! for speed. That this holds on a machine is tested with the first product; where it
+//! does not, our own kernels compute everything.
+
+use std::sync::OnceLock;
+
+use weightloom_cuda::{Arg, CudaError, MatrixProduct, Orientation, ProductDType, Products};
+use weightloom_layout::{DType, Shape};
+
+use super::matmul::{Matrix, Product};
+use super::{Cuda, address};
+use crate::error::Result;
+use crate::random::Stream;
+use crate::tensor::Tensor;
+
+/// With fewer rows, our own kernel is used.
+const FEWEST_ROWS: usize = 64;
+
+/// Who computes large products of halves on a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProductLibrary {
+    /// cuBLASLt, whose bits are those of our kernels: its file and version.
+    Used {
+        /// The file.
+        path: String,
+        /// Its version.
+        version: String,
+    },
+    /// Our kernels, because cuBLASLt gave other bits.
+    OtherBits {
+        /// The file.
+        path: String,
+        /// Its version.
+        version: String,
+    },
+    /// Our kernels, because there is no cuBLASLt that can be used: why.
+    Missing(CudaError),
+}
+
+impl Matrix {
+    /// How a library reads it, and its stride.
+    fn orientation(self) -> Option<(Orientation, u64)> {
+        match self {
+            Self { row, column: 1 } => Some((Orientation::Rows, row)),
+            Self { row: 1, column } => Some((Orientation::Columns, column)),
+            _ => None,
+        }
+    }
+}
+
+/// The product as the library takes it. The sizes are those for which all of its
+/// algorithms that we allow have the bits of our kernels, and can be chosen at all.
+fn described(dtype: DType, product: &Product<'_>) -> Option<MatrixProduct> {
+    let [rows, columns, depth] = product.sizes;
+    let dtype = match dtype {
+        DType::Bf16 => ProductDType::Bf16,
+        DType::F16 => ProductDType::F16,
+        _ => return None,
+    };
+    if rows < FEWEST_ROWS || columns == 0 || columns % 8 != 0 || depth == 0 || depth % 16 != 0 {
+        return None;
+    }
+    let [(of_a, a), (of_b, b)] = [product.matrices[0].orientation()?, product.matrices[1].orientation()?];
+    let strides = [a, b];
+    if strides.iter().any(|stride| *stride == 0 || stride % 8 != 0) {
+        return None;
+    }
+    let [rows, columns, depth] = [rows, columns, depth].map(|size| size as u64);
+    Some(MatrixProduct { dtype, rows, columns, depth, orientations: [of_a, of_b], strides })
+}
+
+impl Cuda {
+    /// Runs a product by the library, if that has the bits of our kernels. Returns
+    /// whether it did.
+    pub(super) fn try_library(
+        self,
+        product: &Product<'_>,
+        [bias, residual]: [Option<&Tensor>; 2],
+        (out, first): (&Tensor, usize),
+    ) -> Result<bool> {
+        if bias.is_some() || described(out.dtype(), product).is_none() {
+            return Ok(false);
+        }
+        match self.product_library()? {
+            ProductLibrary::Used { .. } => self.product_by_library(product, residual, (out, first)),
+            ProductLibrary::OtherBits { .. } | ProductLibrary::Missing(_) => Ok(false),
+        }
+    }
+
+    fn product_by_library(
+        self,
+        product: &Product<'_>,
+        residual: Option<&Tensor>,
+        (out, first): (&Tensor, usize),
+    ) -> Result<bool> {
+        let (Some(described), [[a, b]]) = (described(out.dtype(), product), &*product.starts) else {
+            return Ok(false);
+        };
+        let place = |x: &Tensor, elements: u64| -> Result<u64> {
+            match address("matmul", x)? {
+                Arg::Address(address) => Ok(address + elements * x.dtype().size() as u64),
+                _ => Ok(0),
+            }
+        };
+        let [left, right] = product.operands;
+        let residual = residual.map_or(Ok(0), |x| place(x, first as u64))?;
+        let addresses = [place(out, first as u64)?, place(left, *a)?, place(right, *b)?, residual];
+        if addresses.iter().any(|address| address % 16 != 0) {
+            return Ok(false);
+        }
+        Ok(self.gpu()?.product(&described, addresses)?)
+    }
+
+    /// Finds the library and compares it with our kernels, once.
+    pub(crate) fn product_library(self) -> Result<&'static ProductLibrary> {
+        static FOUND: [OnceLock<ProductLibrary>; 256] = [const { OnceLock::new() }; 256];
+        let cell = &FOUND[usize::from(self.0)];
+        if let Some(found) = cell.get() {
+            return Ok(found);
+        }
+        let gpu = self.gpu()?;
+        let found = match gpu.library() {
+            Ok(info) => {
+                let (path, version) = (info.path.display().to_string(), info.version);
+                if self.library_has_our_bits()? {
+                    ProductLibrary::Used { path, version }
+                } else {
+                    gpu.set_products(Products::Kernels);
+                    ProductLibrary::OtherBits { path, version }
+                }
+            }
+            Err(error) => ProductLibrary::Missing(error),
+        };
+        Ok(cell.get_or_init(|| found))
+    }
+
+    fn library_has_our_bits(self) -> Result<bool> {
+        const SIZES: [[usize; 3]; 3] = [[64, 128, 2048], [200, 256, 512], [520, 72, 304]];
+        for dtype in [DType::Bf16, DType::F16] {
+            for (number, [m, n, k]) in SIZES.into_iter().enumerate() {
+                let random = |dims, part| {
+                    let stream = Stream { seed: number as u64, number: part };
+                    Tensor::normal(dtype, dims, stream, 0).and_then(|x| self.receive(&x))
+                };
+                let (a, b, residual) = (random(&[m, k], 0)?, random(&[n, k], 1)?, random(&[m, n], 2)?);
+                let product = Product {
+                    sizes: [m, n, k],
+                    operands: [&a, &b],
+                    matrices: [Matrix::of(&a), Matrix::of(&b).transposed()],
+                    starts: vec![[0, 0]],
+                };
+                for residual in [None, Some(&residual)] {
+                    let shape = Shape::new(&[m, n])?;
+                    let (library, own) = (self.empty(dtype, &shape)?, self.empty(dtype, &shape)?);
+                    if self.product_by_library(&product, residual, (&library, 0))? {
+                        self.product_by_kernel(&product, [None, residual], (&own, 0))?;
+                        let bytes = |x: &Tensor| x.read_host(<[u8]>::to_vec);
+                        if bytes(&library)? != bytes(&own)? {
+                            return Ok(false);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(true)
+    }
+}
