@@ -5,6 +5,7 @@ use std::time::Instant;
 use weightloom_cuda::{CudaError, DeviceInfo, Gpu, count};
 use weightloom_layout::DType;
 
+use crate::cuda::{Cuda, ProductLibrary};
 use crate::device::Device;
 use crate::error::{Result, TensorError};
 use crate::random::Stream;
@@ -51,6 +52,15 @@ fn facts(ordinal: u8, gpu: &Gpu) -> Result<GpuFacts, CudaError> {
     })
 }
 
+/// Who computes large products of halves on a device; `None` on the CPU. The first
+/// call searches for the library and tests it.
+pub fn product_library(device: Device) -> Result<Option<&'static ProductLibrary>> {
+    match device {
+        Device::Cuda(ordinal) => Cuda(ordinal).product_library().map(Some),
+        Device::Cpu | Device::Meta => Ok(None),
+    }
+}
+
 /// What a short test of a GPU measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SelfTest {
@@ -84,6 +94,8 @@ impl SelfTest {
         host.to(device)?.to(Device::Cpu)?;
         let start = Instant::now();
         let moved = host.to(device)?;
+        // Waits for the copy.
+        moved.narrow(0, SIZE - 1, 1)?.to_vec::<u8>()?;
         let upload_rate = SIZE as f64 / start.elapsed().as_secs_f64();
         let start = Instant::now();
         moved.to(Device::Cpu)?;

@@ -44,7 +44,7 @@ pub use device::{Device, UnknownDevice};
 pub use device_choice::{ChosenDevice, DeviceChoice};
 pub use element::{Element, Float, Wide};
 pub use error::{Result, SharedError, TensorError};
-pub use gpu::{GpuFacts, SelfTest, gpus};
+pub use gpu::{GpuFacts, SelfTest, gpus, product_library};
 pub use host_memory::HostMemory;
 pub use kernels::sort::Order;
 pub use meter::Meter;

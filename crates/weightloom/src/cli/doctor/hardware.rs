@@ -4,14 +4,16 @@ use std::fs;
 use std::thread;
 
 use weightloom::errors::Hint as _;
-use weightloom::tensor::{GpuFacts, SelfTest, gpus};
+use weightloom::tensor::{GpuFacts, ProductLibrary, SelfTest, gpus, product_library};
 use weightloom_machine::Memory;
 
 use super::Check;
 use crate::cli::output::bytes;
 
 pub(super) fn checks() -> Vec<Check> {
-    vec![cpu(), threads(), memory(), gpu()]
+    let mut checks = vec![cpu(), threads(), memory(), gpu()];
+    checks.extend(library());
+    checks
 }
 
 fn cpu() -> Check {
@@ -91,6 +93,26 @@ fn gpu() -> Check {
         true => Check::ok("gpu", text),
         false => Check::missing("gpu", text, "repair the NVIDIA driver, or run on the CPU"),
     }
+}
+
+/// The library of products; nothing without a GPU.
+fn library() -> Option<Check> {
+    let name = "cublaslt";
+    let device = gpus().ok()?.first()?.device;
+    let slower = "our kernels compute the same bits, more slowly";
+    Some(match product_library(device).ok()?? {
+        ProductLibrary::Used { path, version } => {
+            Check::ok(name, format!("{version} in {path}, with the bits of our kernels"))
+        }
+        ProductLibrary::OtherBits { path, version } => Check::missing(
+            name,
+            format!("{version} in {path} gives other bits on this GPU, so it is not used; {slower}"),
+            "install another version: `pip install -U nvidia-cublas`",
+        ),
+        ProductLibrary::Missing(error) => {
+            Check::missing(name, format!("{error}; {slower}"), error.hint().unwrap_or_default())
+        }
+    })
 }
 
 /// A GPU with the results of its test, and whether it works.
