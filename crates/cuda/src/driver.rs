@@ -164,7 +164,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Queues a copy from the device to the first bytes of a slot.
     fn download(&self, from: u64, slot: Slot, bytes: usize) -> Result<(), CudaError>;
 
-    /// Sets the slot's mark behind all work queued on its stream.
+    /// Sets the slot's mark after all work queued on its stream.
     fn mark(&self, slot: Slot) -> Result<(), CudaError>;
 
     /// Waits until the slot's mark is reached. Returns at once if there is none.

@@ -7,9 +7,11 @@
 
 use std::path::Path;
 
+use serde_json::Value;
 use weightloom_document::variables::{Lookup, substitute};
 use weightloom_document::{Coercion, Content, Mark, Node, Sources, Validator};
 use weightloom_document::{overrides, parse, read_text};
+use weightloom_tensor::DeviceChoice;
 
 use super::Config;
 use super::check::broken_rules;
@@ -88,7 +90,8 @@ fn read_text_of(text: &str, file: &str, reader: &ConfigReader<'_>) -> Result<Con
     let mut found = check.errors.split_off(before);
     found.retain(|fault| unfilled.iter().all(|(_, path, _)| *path != fault.path));
     check.errors.append(&mut found);
-    let Some(value) = value else { return Err(ConfigErrors::sorted(check.errors)) };
+    let Some(mut value) = value else { return Err(ConfigErrors::sorted(check.errors)) };
+    check_device(&mut value, &root, &mut check);
     let config: Config = match serde_json::from_value(value) {
         Ok(config) => config,
         Err(error) => {
@@ -106,6 +109,18 @@ fn read_text_of(text: &str, file: &str, reader: &ConfigReader<'_>) -> Result<Con
         }
     }
     if check.errors.is_empty() { Ok(config) } else { Err(ConfigErrors::sorted(check.errors)) }
+}
+
+/// Reports a device that does not exist. To the schema, devices are strings.
+fn check_device(value: &mut Value, root: &Node, check: &mut Validator<'_, super::Rule>) {
+    let Some(Value::String(name)) = value.pointer_mut("/train/device") else { return };
+    if name.parse::<DeviceChoice>().is_err() {
+        let choices = ["auto", "cpu", "cuda", "cuda:N"].map(str::to_owned).to_vec();
+        let found = format!("`{name}`");
+        let path = "train.device";
+        check.report(root.mark_of(path), path, Problem::UnknownChoice { found, near: None, choices });
+        *name = DeviceChoice::default().to_string();
+    }
 }
 
 /// The errors of a text that is not YAML: the syntax error, and overrides of

@@ -261,6 +261,12 @@ fn words_and_numbers_that_do_not_fit_are_told() {
     let choices = vec!["f32".to_owned(), "bf16".to_owned()];
     let near = Some("f32".to_owned());
     assert_eq!(choice.problem, Problem::UnknownChoice { found: "`fp32`".to_owned(), near, choices });
+    let device = fault(GOOD, &["train.device=gpu"]);
+    assert!(device.to_string().contains("train.device"), "{device}");
+    assert!(
+        device.to_string().contains("expected one of `auto`, `cpu`, `cuda`, `cuda:N`, found `gpu`"),
+        "{device}"
+    );
     let far = fault(GOOD, &["train.precision=true"]);
     assert_eq!(
         (far.hint(), far.to_string().contains("expected one of `f32`, `bf16`, found `true`")),

@@ -105,7 +105,8 @@ fn a_step_allocates_nothing_new_and_waits_a_bounded_number_of_times() {
     let launches = count(|call| matches!(call, Recorded::Launch(_)));
     let waits = count(|call| matches!(call, Recorded::Synchronize));
     assert!((50..=400).contains(&launches), "{launches} launches");
-    assert!(waits <= 2, "{waits} waits");
+    // For the loss, its gradient (which is mostly one) and the gradient norm.
+    assert!(waits <= 3, "{waits} waits");
 }
 
 #[test]
