@@ -170,8 +170,9 @@ fn write_all(
         let name = &item.index.name;
         opened.add_entry(item, &sums);
         if !opened.is_in_frame(name) {
-            sums.add_run(name, 0, bytes);
-            output.write(location_of(name)?, 0, bytes)?;
+            let bytes = bytes.to_host()?;
+            sums.add_run(name, 0, &bytes);
+            output.write(location_of(name)?, 0, &bytes)?;
         }
     }
     output.finish()?;
@@ -239,7 +240,7 @@ struct Selection {
 fn nested_paths(source: &Source, selection: &Selection) -> Result<Paths, CheckpointError> {
     let mut paths = source.paths()?;
     for (item, bytes) in &selection.bytes {
-        source.mark_empty(&mut paths, &item.index.name, bytes);
+        source.mark_empty(&mut paths, &item.index.name, &bytes.to_host()?);
     }
     paths.retain(|name, path| {
         let Metadata { tensors, bytes, .. } = &selection.metadata;

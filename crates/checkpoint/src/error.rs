@@ -11,6 +11,7 @@ use crate::model_part::ModelPartError;
 use crate::plan::{LoadPlanError, PlanError, PlannerError};
 use crate::read::ReadRequestError;
 use crate::save::TargetError;
+use crate::state::DeviceReadError;
 use crate::storage::StorageError;
 use crate::tree::AmbiguousPath;
 use crate::verify::Damage;
@@ -54,6 +55,8 @@ pub enum CheckpointError {
     Target(#[from] TargetError),
     #[error(transparent)]
     Write(WriteError),
+    #[error(transparent)]
+    Device(#[from] DeviceReadError),
     #[error("cannot redistribute `{name}` before writing: {message}")]
     Redistribute { name: String, message: String },
     #[error("cannot commit the checkpoint: not every element of `{tensor}` was written exactly once")]
@@ -125,6 +128,7 @@ impl Hint for CheckpointError {
             | Self::Path { .. }
             | Self::ReadRequest(_)
             | Self::Redistribute { .. }
+            | Self::Device(_)
             | Self::Ranks { .. } => None,
         }
     }

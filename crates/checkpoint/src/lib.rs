@@ -81,7 +81,7 @@ pub use folder::{CheckpointFolder, Retention, SavedCheckpoint, ScoreOrder};
 pub use formats::{FormatError, Formats, Scope, Source};
 pub use index::{Blob, FileId, Format, Index, IndexError, StoredFile, Strides, TensorEntry, Tile, row_major};
 pub use keys::{KeyError, KeyMap, KeyRule, TensorView};
-pub use load::{LoadOptions, LoadReport, ReplicaReads, Verify, load, load_planned, load_with};
+pub use load::{LoadOptions, LoadReport, ReplicaReads, Verify, load, load_groups, load_planned, load_with};
 pub use manifest::{
     Asset, EntryKind, FileSharing, MANIFEST_FILE, Manifest, ManifestError, ManifestFile, ManifestTensor,
 };
@@ -92,7 +92,10 @@ pub use save::{SaveFormat, SaveOptions, SaveReport, Saver, Target, TargetError};
 pub use signature::{
     PublicKey, SIGNATURE_FILE, SignatureError, SignedFiles, SigningKey, sign, verify_signature,
 };
-pub use state::{Bytes, Leaf, LeafValue, LocalTensor, Section, SerializeError, Sharding, State, TensorSpec};
+pub use state::{
+    Bytes, DeviceBytes, DeviceReadError, Leaf, LeafValue, LocalTensor, Section, SerializeError, Sharding, State,
+    TensorSpec,
+};
 pub use stats::{Fingerprints, TensorStats, fingerprint, stats};
 pub use storage::{LocalStorage, MemoryStorage, Storage, StorageError, Upload};
 #[cfg(feature = "object-store")]

@@ -2,6 +2,7 @@
 
 mod check;
 mod fill;
+mod groups;
 mod planning;
 mod replicas;
 
@@ -19,6 +20,7 @@ use crate::plan::{
 use crate::read::{ReadOptions, ReadReport};
 use crate::verify::{Damage, check_sums};
 use fill::{Fill, FillReader};
+pub use groups::load_groups;
 use planning::{CheckedPlan, PlanOrigin};
 use replicas::{ReplicaCounts, ReplicaReaders, replica_counts};
 

@@ -1,8 +1,8 @@
 //! The state that a rank saves, by name.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::Deref;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -64,23 +64,38 @@ pub enum Bytes<'a> {
     /// Bytes that do not change while they are shared. A background save keeps
     /// a reference instead of a copy.
     Shared(Arc<dyn AsRef<[u8]> + Send + Sync>),
+    /// Bytes in the memory of a device. They are copied to the host piece by piece
+    /// while they are written; a background save copies them first, as far as its
+    /// budget allows.
+    Device(Arc<dyn DeviceBytes>),
+}
+
+/// Contiguous bytes in the memory of a device, which do not change while they are
+/// shared.
+pub trait DeviceBytes: Send + Sync {
+    /// The number of bytes.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies the bytes from `offset` on.
+    fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), DeviceReadError>;
+}
+
+/// Why bytes of a device cannot be copied to the host.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot copy a tensor to the host: {message}")]
+#[allow(missing_docs)]
+pub struct DeviceReadError {
+    pub message: String,
 }
 
 impl fmt::Debug for Bytes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Bytes({})", self.len())
-    }
-}
-
-impl Deref for Bytes<'_> {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match self {
-            Self::Borrowed(bytes) => bytes,
-            Self::Owned(bytes) => bytes,
-            Self::Shared(bytes) => (**bytes).as_ref(),
-        }
     }
 }
 
@@ -103,21 +118,66 @@ impl From<Vec<u8>> for Bytes<'_> {
 }
 
 impl Bytes<'_> {
-    /// The same bytes, without copying them.
-    pub(crate) fn reborrow(&self) -> Bytes<'_> {
-        match self {
-            Self::Shared(bytes) => Bytes::Shared(Arc::clone(bytes)),
-            other => Bytes::Borrowed(other),
+    /// The number of bytes.
+    pub fn len(&self) -> usize {
+        match self.on_host() {
+            Ok(bytes) => bytes.len(),
+            Err(bytes) => bytes.len(),
         }
     }
 
-    /// Copies borrowed bytes.
-    pub(crate) fn into_static(self) -> Bytes<'static> {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes, copied if they are on a device.
+    pub fn to_host(&self) -> Result<Cow<'_, [u8]>, DeviceReadError> {
+        match self.on_host() {
+            Ok(bytes) => Ok(Cow::Borrowed(bytes)),
+            Err(device) => {
+                let mut bytes = vec![0; device.len()];
+                device.read(0, &mut bytes)?;
+                Ok(Cow::Owned(bytes))
+            }
+        }
+    }
+
+    /// The bytes if they are in host memory, else those of the device.
+    pub(crate) fn on_host(&self) -> Result<&[u8], &dyn DeviceBytes> {
         match self {
-            Self::Borrowed(bytes) => Bytes::Owned(bytes.to_vec()),
+            Self::Borrowed(bytes) => Ok(bytes),
+            Self::Owned(bytes) => Ok(bytes),
+            Self::Shared(bytes) => Ok((**bytes).as_ref()),
+            Self::Device(bytes) => Err(&**bytes),
+        }
+    }
+
+    /// The same bytes, without copying them.
+    pub(crate) fn reborrow(&self) -> Bytes<'_> {
+        match self {
+            Self::Borrowed(bytes) => Bytes::Borrowed(bytes),
+            Self::Owned(bytes) => Bytes::Borrowed(bytes),
+            Self::Shared(bytes) => Bytes::Shared(Arc::clone(bytes)),
+            Self::Device(bytes) => Bytes::Device(Arc::clone(bytes)),
+        }
+    }
+
+    /// The bytes that [`into_static`](Self::into_static) copies.
+    pub(crate) fn to_copy(&self) -> u64 {
+        match self {
+            Self::Borrowed(_) | Self::Device(_) => self.len() as u64,
+            Self::Owned(_) | Self::Shared(_) => 0,
+        }
+    }
+
+    /// Copies bytes that are borrowed or on a device.
+    pub(crate) fn into_static(self) -> Result<Bytes<'static>, DeviceReadError> {
+        Ok(match self {
             Self::Owned(bytes) => Bytes::Owned(bytes),
             Self::Shared(bytes) => Bytes::Shared(bytes),
-        }
+            Self::Borrowed(_) | Self::Device(_) => Bytes::Owned(self.to_host()?.into_owned()),
+        })
     }
 }
 

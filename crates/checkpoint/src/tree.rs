@@ -168,7 +168,7 @@ fn grow<'a>(leaves: Vec<(Vec<PathSegment>, Leaf<'a>)>, depth: usize) -> Tree<Lea
 /// The empty node that an entry stands for.
 fn empty_node(leaf: Leaf<'_>) -> Tree<Leaf<'_>> {
     let node = match &leaf.value {
-        LeafValue::Bytes(bytes) => EmptyNode::of_json(bytes),
+        LeafValue::Bytes(bytes) => bytes.on_host().ok().and_then(EmptyNode::of_json),
         LeafValue::Tensor(_) => None,
     };
     match node {

@@ -30,6 +30,15 @@ pub enum Recorded {
     Synchronize,
 }
 
+/// The library of products of a [`FakeDriver`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FakeLibrary {
+    /// Its results are those of the kernels: nothing is computed.
+    OurBits,
+    /// Its results differ from those of the kernels.
+    OtherBits,
+}
+
 /// A driver without a device. Its memory is host memory, so that bytes come back as
 /// they were uploaded; kernels do nothing. Errors are: an address that is not in
 /// allocated memory, a kernel that does not exist, and memory that both streams, or
@@ -50,7 +59,7 @@ struct State {
     /// The launch that fails, counted from now.
     trap_after: Option<usize>,
     lost: bool,
-    has_library: bool,
+    library: Option<FakeLibrary>,
 }
 
 impl FakeDriver {
@@ -86,8 +95,8 @@ impl FakeDriver {
     }
 
     /// Makes this a machine with a library of products.
-    pub fn install_library(&self) {
-        self.state().has_library = true;
+    pub fn install_library(&self, library: FakeLibrary) {
+        self.state().library = Some(library);
     }
 
     /// Makes a later launch end the device's work, as a kernel that traps does: 0 is
@@ -225,9 +234,9 @@ impl Driver for FakeDriver {
     }
 
     fn library(&self) -> Result<LibraryInfo, CudaError> {
-        match self.state().has_library {
-            true => Ok(LibraryInfo { path: "fake".into(), version: "13.0.0".to_owned() }),
-            false => {
+        match self.state().library {
+            Some(_) => Ok(LibraryInfo { path: "fake".into(), version: "13.0.0".to_owned() }),
+            None => {
                 Err(CudaError::NoLibrary { name: "cuBLASLt", reason: "a fake device has none".to_owned() })
             }
         }
@@ -236,14 +245,15 @@ impl Driver for FakeDriver {
     fn product(&self, product: &MatrixProduct, addresses: [u64; 4]) -> Result<bool, CudaError> {
         let mut state = self.state();
         state.check("product")?;
-        if !state.has_library {
-            return Ok(false);
-        }
+        let Some(library) = state.library else { return Ok(false) };
         for (number, address) in addresses.into_iter().enumerate().filter(|(_, address)| *address != 0) {
             let access = if number == 0 { Access::Write } else { Access::Read };
             state.streams.access("product", Stream::Compute, access, (address, 0))?;
         }
         state.streams.kernel();
+        if library == FakeLibrary::OtherBits {
+            state.streams.set(addresses[0], 1, 1)?;
+        }
         state.calls.push(Recorded::Product(*product));
         Ok(true)
     }

@@ -46,6 +46,6 @@ pub use driver::{
     SLOTS, Slot, Stream,
 };
 pub use error::CudaError;
-pub use fake::{FakeDriver, Recorded};
+pub use fake::{FakeDriver, FakeLibrary, Recorded};
 pub use kernels::{KERNELS, names};
 pub use memory::{DeviceBlock, Statistics};

@@ -15,12 +15,12 @@ use weightloom_checkpoint::plan::{
 use weightloom_checkpoint::storage::ReadMode;
 use weightloom_checkpoint::{
     Index, KeyMap, KeyRule, LoadReport, Observer, ReadOptions, ReadRequest, Section, Sharding, Source,
-    TensorSpec, Verify, load_planned, read,
+    TensorSpec, Verify, load_groups, load_planned, read,
 };
 use weightloom_dtensor::{DTensor, DistContext, DistOptions};
 use weightloom_errors::nearest;
-use weightloom_gang::{GangExt as _, GangOptions, GangSizes, Gangs, solo};
-use weightloom_layout::{DType, Mesh, ReduceOp, Region};
+use weightloom_gang::{GangOptions, GangSizes, Gangs, solo};
+use weightloom_layout::{DType, Mesh, Region};
 use weightloom_nn::{Model, ModelDefinition, ModelShard, Parallel, ParameterSpec, Plan, Stage, Usage};
 use weightloom_tensor::{Device, HostMemory, Tensor};
 
@@ -95,7 +95,7 @@ impl ModelLoadOptions {
 }
 
 /// Bytes in host memory on their way to a GPU, unless one parameter has more.
-const STAGING: usize = 1 << 30;
+const STAGING: u64 = 1 << 30;
 
 /// One rank's shard of a model.
 struct RankShard {
@@ -142,23 +142,14 @@ impl RankShard {
         if self.dist.device() == Device::Cpu {
             return Ok(vec![0..all]);
         }
-        let (mut groups, mut start, mut bytes) = (Vec::new(), 0, 0);
-        for (place, spec) in self.specs.iter().enumerate() {
+        let mut sizes = Vec::with_capacity(all);
+        for spec in &self.specs {
             let layout = self.plan.layout_of(&spec.name);
             let local =
                 layout.local_shape(&spec.shape, self.dist.rank()).map_err(weightloom_nn::NnError::from)?;
-            let size = local.volume() * dtype.size();
-            if bytes > 0 && bytes + size > STAGING {
-                groups.push(start..place);
-                (start, bytes) = (place, 0);
-            }
-            bytes += size;
+            sizes.push((local.volume() * dtype.size()) as u64);
         }
-        groups.push(start..all);
-        let mut most = [groups.len() as u64];
-        self.gangs.root.all_reduce(&mut most, ReduceOp::Max).map_err(weightloom_gang::GangsError::from)?;
-        groups.resize(most[0] as usize, all..all);
-        Ok(groups)
+        Ok(load_groups(sizes, STAGING, &*self.gangs.root).map_err(weightloom_gang::GangsError::from)?)
     }
 
     fn build(

@@ -30,6 +30,8 @@ pub enum TensorError {
     Dim { op: &'static str, dim: usize, shape: Shape },
     #[error("{op}: {start}..{end} is out of range for dim {dim} of a tensor of shape {shape}")]
     Range { op: &'static str, dim: usize, start: usize, end: usize, shape: Shape },
+    #[error("{op}: bytes {start}..{end} are out of range for a tensor of shape {shape}, which has {bytes}")]
+    ByteRange { op: &'static str, start: usize, end: usize, bytes: usize, shape: Shape },
     #[error("{op}: index {index} at position {position} is out of range for {rows} rows")]
     Index { op: &'static str, index: i64, position: usize, rows: usize },
     #[error("{op}: cannot reduce an empty dim of a tensor of shape {shape}")]
@@ -102,6 +104,21 @@ impl TensorError {
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
         Self::Function { function, source: SharedError(Arc::from(source.into())) }
+    }
+
+    /// Whether there was too little memory, on any device.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(
+            self,
+            Self::OutOfMemory { .. }
+                | Self::NoMemory { .. }
+                | Self::Cuda(CudaError::OutOfMemory { .. } | CudaError::OverBudget { .. })
+        )
+    }
+
+    /// Whether a device other than the CPU failed.
+    pub fn is_of_device(&self) -> bool {
+        matches!(self, Self::Cuda(_))
     }
 
     /// The error that a function returned, if it is of this type.

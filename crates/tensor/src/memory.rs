@@ -12,7 +12,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use bytemuck::{Pod, Zeroable};
 use memmap2::MmapMut;
 use rustc_hash::FxHashMap;
+use weightloom_cuda::Gpu;
 
+use crate::device::Device;
 use crate::error::{Result, TensorError};
 
 /// A cache line, as wide as the widest vector.
@@ -98,6 +100,24 @@ fn cache() -> MutexGuard<'static, Cache> {
 /// The figures of the allocator.
 pub fn statistics() -> Statistics {
     cache().statistics
+}
+
+/// The figures of a device's memory. Blocks of a GPU are counted for all tensors of
+/// this process on it.
+pub fn statistics_of(device: Device) -> Result<Statistics> {
+    let Device::Cuda(ordinal) = device else { return Ok(statistics()) };
+    let weightloom_cuda::Statistics { in_use, high_water, cached, fresh, reused } =
+        Gpu::get(ordinal)?.statistics();
+    Ok(Statistics { in_use, high_water, cached, fresh, reused })
+}
+
+/// Resets the high-water mark of a device to the bytes in use.
+pub fn reset_high_water_of(device: Device) -> Result<()> {
+    match device {
+        Device::Cuda(ordinal) => Gpu::get(ordinal)?.reset_high_water(),
+        Device::Cpu | Device::Meta => reset_high_water(),
+    }
+    Ok(())
 }
 
 /// Resets the high-water mark to the bytes in use.

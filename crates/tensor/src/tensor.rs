@@ -229,6 +229,23 @@ impl Tensor {
             .flatten()
     }
 
+    /// Copies bytes of the elements in row-major order, from byte `offset` on. Only
+    /// these are copied from a device if the tensor is contiguous.
+    pub fn read_bytes(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        let (bytes, end) = (self.shape().volume() * self.dtype().size(), offset.saturating_add(into.len()));
+        if end > bytes {
+            let shape = self.shape().clone();
+            return Err(TensorError::ByteRange { op: "read_bytes", start: offset, end, bytes, shape });
+        }
+        match self.device_block() {
+            Some(block) if self.is_contiguous() => {
+                let start = self.view().offset * self.dtype().size();
+                Ok(block.gpu().download(block, start + offset, into)?)
+            }
+            _ => self.read_host(|bytes| into.copy_from_slice(&bytes[offset..end])),
+        }
+    }
+
     /// The elements of a contiguous tensor.
     pub(crate) fn elements<T: Element>(&self, op: &'static str) -> Result<&[T]> {
         debug_assert!(T::DTYPE == self.dtype());

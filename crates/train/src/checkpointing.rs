@@ -18,13 +18,13 @@ use weightloom_checkpoint::plan::{
     LoadPlannerFactory, LoadState, MissingKeys, StandardPlanners, UnexpectedKeys,
 };
 use weightloom_checkpoint::{
-    Bytes, KeyMap, LoadOptions, LocalTensor, Observer, SaveFormat, SaveOptions, Saver, Sharding, Source,
-    State, Target, TensorSpec, load_planned,
+    Bytes, DeviceBytes, DeviceReadError, KeyMap, LoadOptions, LocalTensor, Observer, SaveFormat, SaveOptions,
+    Saver, Sharding, Source, State, Target, TensorSpec, load_groups, load_planned,
 };
 use weightloom_dtensor::DTensor;
 use weightloom_gang::{Elements, GangExt};
-use weightloom_layout::ReduceOp;
-use weightloom_tensor::{HostMemory, Tensor};
+use weightloom_layout::{ReduceOp, Shape};
+use weightloom_tensor::{Device, HostMemory, Tensor};
 
 use crate::engine::{Engine, StageModel, Tied};
 use crate::error::TrainError;
@@ -67,6 +67,29 @@ impl AsRef<[u8]> for HeldTensor {
     }
 }
 
+/// A contiguous tensor on a device.
+struct DeviceTensor(Tensor);
+
+impl DeviceBytes for DeviceTensor {
+    fn len(&self) -> usize {
+        self.0.shape().volume() * self.0.dtype().size()
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), DeviceReadError> {
+        self.0.read_bytes(offset, into).map_err(|error| DeviceReadError { message: error.to_string() })
+    }
+}
+
+/// Bytes in host memory on their way to a GPU, unless one tensor has more.
+const STAGING: u64 = 1 << 30;
+
+/// The most memory for copies of a background save: those of tensors on a GPU.
+fn save_budget(ranks: usize) -> u64 {
+    let available = weightloom_machine::memory().map_or(0, |memory| memory.available);
+    // Some ranks may be on other machines, but none of them says so.
+    (available / 2 / ranks as u64).max(SaveOptions::default().budget)
+}
+
 /// The shard of a tensor that this rank holds.
 fn spec(value: &DTensor) -> TensorSpec {
     TensorSpec {
@@ -78,11 +101,11 @@ fn spec(value: &DTensor) -> TensorSpec {
 
 /// The bytes of a tensor to save.
 fn bytes(tensor: &Tensor) -> Result<Bytes<'static>, TrainError> {
-    Ok(match tensor.host_bytes() {
+    Ok(match (tensor.is_contiguous(), tensor.device()) {
         // The optimizer does not write to shared memory.
-        Some(_) => Bytes::Shared(Arc::new(HeldTensor(tensor.detach()))),
-        // A tensor that is not contiguous is copied.
-        None => Bytes::Owned(tensor.read_host(<[u8]>::to_vec)?),
+        (true, Device::Cpu) => Bytes::Shared(Arc::new(HeldTensor(tensor.detach()))),
+        (true, _) => Bytes::Device(Arc::new(DeviceTensor(tensor.detach()))),
+        (false, _) => Bytes::Owned(tensor.read_host(<[u8]>::to_vec)?),
     })
 }
 
@@ -192,6 +215,7 @@ impl Engine {
             format: SaveFormat::Native,
             assets,
             step: Some(progress.step),
+            budget: save_budget(self.gangs.root.size()),
             ..SaveOptions::default()
         };
         match mode {
@@ -219,29 +243,59 @@ impl Engine {
             let (found, selected) = (progress.optimizer, self.optimizer.name());
             return Err(TrainError::OtherOptimizer { location: source.storage.location(), found, selected });
         }
-        let names = self.optimizer.states();
-        let mut memories: Vec<(usize, String, Option<usize>, TensorSpec, HostMemory)> = Vec::new();
-        for (place, stage) in self.stages.iter().enumerate() {
-            for (name, value) in stage.trained() {
-                if self.is_duplicate(stage, &name) {
+        let wanted = self.restored_tensors();
+        // All at once into host memory; for a GPU, as many as the staging memory holds.
+        let budget = if self.dist.device() == Device::Cpu { u64::MAX } else { STAGING };
+        let sizes = wanted.iter().map(|tensor| (tensor.local.volume() * tensor.spec.dtype.size()) as u64);
+        for group in load_groups(sizes, budget, &*self.gangs.root)? {
+            self.restore(source, &wanted[group], planner, observer)?;
+        }
+        self.share_tied_states()?;
+        Ok(progress)
+    }
+
+    /// The tensors of this rank that a resume reads.
+    fn restored_tensors(&self) -> Vec<RestoredTensor> {
+        let mut all = Vec::new();
+        for (stage, of_stage) in self.stages.iter().enumerate() {
+            for (parameter, value) in of_stage.trained() {
+                if self.is_duplicate(of_stage, &parameter) {
                     continue;
                 }
-                let memory = || HostMemory::new(value.dtype(), value.to_local().shape());
-                if stage.adapter.is_some() {
-                    memories.push((place, name.clone(), None, spec(value), memory()?));
-                }
-                for state in 0..names.len() {
-                    memories.push((place, name.clone(), Some(state), spec(value), memory()?));
-                }
+                let matrix = of_stage.adapter.is_some().then_some(None);
+                let states = (0..self.optimizer.states().len()).map(Some);
+                all.extend(matrix.into_iter().chain(states).map(|state| RestoredTensor {
+                    stage,
+                    parameter: parameter.clone(),
+                    state,
+                    spec: spec(value),
+                    local: value.to_local().shape().clone(),
+                }));
             }
         }
+        all
+    }
+
+    /// Reads tensors and takes them over. Called by every rank.
+    fn restore(
+        &mut self,
+        source: &Source,
+        wanted: &[RestoredTensor],
+        planner: &dyn LoadPlannerFactory,
+        observer: &dyn Observer,
+    ) -> Result<(), TrainError> {
+        let names = self.optimizer.states();
+        let mut memories = Vec::with_capacity(wanted.len());
+        for tensor in wanted {
+            memories.push(HostMemory::new(tensor.spec.dtype, &tensor.local)?);
+        }
         let mut state = LoadState::new();
-        for (_, name, kept, spec, memory) in &mut memories {
-            let name = match kept {
-                None => format!("{PREFIX}{name}"),
-                Some(kept) => format!("optimizer.{}.{name}", names[*kept]),
+        for (tensor, memory) in wanted.iter().zip(&mut memories) {
+            let name = match tensor.state {
+                None => format!("{PREFIX}{}", tensor.parameter),
+                Some(state) => format!("optimizer.{}.{}", names[state], tensor.parameter),
             };
-            state.tensor(name, spec.clone(), memory.bytes_mut());
+            state.tensor(name, tensor.spec.clone(), memory.bytes_mut());
         }
         let options = LoadOptions {
             missing: MissingKeys::Error,
@@ -249,12 +303,12 @@ impl Engine {
             ..LoadOptions::default()
         };
         load_planned(source, state, planner, &*self.gangs.root, &options, observer)?;
-        for (place, name, kept, _, memory) in memories {
-            let stage = &mut self.stages[place];
+        for (RestoredTensor { stage, parameter, state, .. }, memory) in wanted.iter().zip(memories) {
+            let stage = &mut self.stages[*stage];
             let loaded = memory.into_tensor().to(self.dist.device())?;
-            match kept {
+            match state {
                 None => {
-                    for (_, value) in stage.trained_mut().into_iter().filter(|(found, _)| *found == name) {
+                    for (_, value) in stage.trained_mut().into_iter().filter(|(found, _)| found == parameter) {
                         let loaded = loaded.requires_grad();
                         value.change_local(|local| {
                             *local = loaded;
@@ -262,16 +316,15 @@ impl Engine {
                         })?;
                     }
                 }
-                Some(kept) => {
-                    let states = stage.states.get_mut(&name);
-                    if let Some(held) = states.and_then(|states| states.get_mut(kept)) {
+                Some(state) => {
+                    let states = stage.states.get_mut(parameter);
+                    if let Some(held) = states.and_then(|states| states.get_mut(*state)) {
                         *held = loaded;
                     }
                 }
             }
         }
-        self.share_tied_states()?;
-        Ok(progress)
+        Ok(())
     }
 
     /// Copies loaded states of tied weights from the first to the last stage.
@@ -306,6 +359,18 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+/// A tensor that a resume reads: a state of the optimizer, or a matrix of an adapter.
+struct RestoredTensor {
+    /// The number of the stage among those of this rank.
+    stage: usize,
+    parameter: String,
+    /// The number of the optimizer's state; `None` for the parameter itself.
+    state: Option<usize>,
+    spec: TensorSpec,
+    /// The shape of this rank's shard.
+    local: Shape,
 }
 
 /// Whether a save blocks the caller.

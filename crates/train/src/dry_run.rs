@@ -17,6 +17,7 @@
 mod checkpoint;
 mod context;
 mod error;
+mod fit;
 mod memory;
 mod passes;
 mod pipeline;
@@ -30,6 +31,7 @@ use weightloom_gang::GangSizes;
 use weightloom_nn::{ModelDefinition, Parallel, Stage};
 
 pub use error::DryRunError;
+pub use fit::{DeviceMemory, Effect, FitReport, Remedy};
 pub use report::{
     AxisTraffic, BatchReport, CheckpointReport, DataReport, DryRun, FlopReport, MemoryReport, MeshReport,
     PipelineReport, RankReport, StageReport, TimeReport, TrafficItem,
@@ -104,6 +106,7 @@ pub fn run(settings: &DryRunSettings<'_>) -> Result<DryRun, DryRunError> {
         pipeline,
         checkpoint: checkpoint::report(&context, &of_stage)?,
         data: data_report(settings),
+        fit: None,
         ranks,
     })
 }

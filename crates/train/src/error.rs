@@ -42,6 +42,8 @@ pub enum TrainError {
     OtherOptimizer { location: String, found: String, selected: &'static str },
     #[error("step {step} has loss {loss} and gradient norm {gradient_norm}: {what}")]
     NotFinite { step: u64, loss: String, gradient_norm: String, what: String },
+    #[error("step {step} ran out of memory with {} at once: {reason}", rows_text(*.rows))]
+    OutOfMemory { step: u64, rows: usize, reason: Box<Self> },
     #[error("cannot resume `{checkpoint}` of step {step}: the config changed: {}", change_list(.changes))]
     ConfigChanged { checkpoint: String, step: u64, changes: Vec<ConfigChange> },
     #[error("`{folder}` already contains a run at step {step}")]
@@ -138,6 +140,10 @@ pub enum TrainError {
     Gang(#[from] GangError),
 }
 
+fn rows_text(rows: usize) -> String {
+    if rows == 1 { "1 row".to_owned() } else { format!("{rows} rows") }
+}
+
 fn change_list(changes: &[ConfigChange]) -> String {
     changes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
@@ -175,6 +181,29 @@ impl From<TensorError> for TrainError {
 }
 
 impl TrainError {
+    /// The error of a local tensor, if it is one.
+    fn tensor_error(&self) -> Option<&TensorError> {
+        match self {
+            Self::Nn(NnError::DTensor(DTensorError::Tensor(error))) => Some(error),
+            _ => None,
+        }
+    }
+
+    /// Whether a device failed, or has no memory left, rather than the config or the
+    /// data being wrong.
+    pub fn is_of_device(&self) -> bool {
+        matches!(self, Self::OutOfMemory { .. })
+            || self.tensor_error().is_some_and(|error| error.is_out_of_memory() || error.is_of_device())
+    }
+
+    /// The same error; if memory ran out, with the step.
+    pub(crate) fn out_of_memory_in(self, step: u64, rows: usize) -> Self {
+        match self.tensor_error().is_some_and(TensorError::is_out_of_memory) {
+            true => Self::OutOfMemory { step, rows, reason: Box::new(self) },
+            false => self,
+        }
+    }
+
     /// Whether the error only reports the failure of other ranks.
     pub fn is_consequence(&self) -> bool {
         match self {
@@ -207,6 +236,14 @@ impl Hint for TrainError {
             Self::NotFinite { .. } => {
                 "lower `train.optimizer.lr`, increase `train.schedule.warmup_steps`, or inspect the data of \
                  this step; the weights are unchanged"
+            }
+            Self::OutOfMemory { rows, .. } => {
+                let fewer = if *rows > 1 { format!("`train.micro_batch_size` below {rows}, ") } else { String::new() };
+                return Some(format!(
+                    "set {fewer}`train.gradient_checkpointing: full` or a smaller `data.max_seq_len`, and run the \
+                     same command again: it resumes from the last checkpoint; `weightloom train --dry-run` \
+                     shows what fits"
+                ));
             }
             Self::RunExists { .. } => {
                 "change `train.checkpoint.output_dir`, or set `train.checkpoint.resume: auto`"

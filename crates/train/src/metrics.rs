@@ -95,7 +95,7 @@ pub struct Record {
     /// Model flops utilization.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
-    /// Peak memory of this process, in bytes.
+    /// Peak memory in bytes: of this process, or of tensors on its GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<u64>,
     /// Duration of the step.

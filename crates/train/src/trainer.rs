@@ -49,7 +49,7 @@ use resume_point::name_damage;
 use run::Run;
 use survey::Survey;
 
-pub use dry_run::dry_run;
+pub use dry_run::{DryRunRequest, dry_run};
 pub use lock::is_running;
 pub use preview::{DataPreview, preview_data};
 pub use resume::ConfigChanges;

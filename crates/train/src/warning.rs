@@ -14,6 +14,8 @@ pub enum Warning {
     EmptyCheckpoint { path: String },
     /// A metric sink cannot be written. The run continues without its records.
     Metrics { reason: String },
+    /// A step ran out of memory. The run continues with smaller micro-batches.
+    OutOfMemory { step: u64, rows: usize, smaller: usize, reason: String },
     /// The checkpoints that the run keeps may not fit on the disk.
     FreeSpace { path: String, free: u64, checkpoint: u64, kept: u64 },
 }
@@ -28,6 +30,11 @@ impl fmt::Display for Warning {
             Self::Metrics { reason } => {
                 write!(f, "metrics are incomplete: {reason}; the run continues")
             }
+            Self::OutOfMemory { step, rows, smaller, reason } => write!(
+                f,
+                "step {step} ran out of memory with {rows} rows at once, and continues with {smaller}: set \
+                 `train.micro_batch_size: {smaller}` ({reason})"
+            ),
             Self::FreeSpace { path, free, checkpoint, kept } => write!(
                 f,
                 "`{path}` has {} free, but the run keeps up to {kept} checkpoints of {}",

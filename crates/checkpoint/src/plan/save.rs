@@ -10,7 +10,7 @@ use super::cache::PlanCaching;
 use super::data::PlanDataError;
 use super::items::{Metadata, SavePlan, WriteItem};
 use crate::fingerprint::Fingerprint;
-use crate::state::{Bytes, State};
+use crate::state::{Bytes, DeviceReadError, State};
 
 /// The rank that plans, and the number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +105,8 @@ pub enum PlanError {
     /// For any other reason of a planner; errors name the planner.
     #[error("the planner refused: {reason}")]
     Refused { reason: String },
+    #[error(transparent)]
+    Device(#[from] DeviceReadError),
     #[error("the planner was not configured")]
     NotConfigured,
 }

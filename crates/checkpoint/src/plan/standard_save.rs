@@ -152,7 +152,7 @@ impl SavePlanner for StandardSavePlanner {
             let kind = match &leaf.value {
                 LeafValue::Bytes(bytes) => {
                     let mut digest = Mixer::new();
-                    digest.bytes(bytes);
+                    digest.bytes(&bytes.to_host()?);
                     SubjectKind::Bytes { length: bytes.len() as u64, digest: digest.finish() }
                 }
                 LeafValue::Tensor(tensor) => {
@@ -275,7 +275,8 @@ fn part_of<'s>(
     }
     let width = tensor.spec.dtype.size();
     let mut bytes = vec![0; wanted.volume() * width];
-    let source = Tile { region: &held, bytes: &tensor.bytes };
+    let whole = tensor.bytes.to_host()?;
+    let source = Tile { region: &held, bytes: &whole };
     let copied = copy_region(wanted, width, source, &mut TileMut { region: wanted, bytes: &mut bytes });
     match copied {
         Ok(()) => Ok(Bytes::Owned(bytes)),

@@ -1,5 +1,6 @@
 //! The items that a rank writes, with their bytes.
 
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use weightloom_gang::{Gang, GangExt};
@@ -15,11 +16,14 @@ use crate::collective_result;
 use crate::error::CheckpointError;
 use crate::observer::Observer;
 use crate::plan::{PlanError, PlannerCalls, PlannerProblem, SavePlan, SavePlanner, WriteData, WriteItem};
-use crate::state::{Bytes, State};
+use crate::state::{Bytes, DeviceBytes, DeviceReadError, State};
 
 /// Bytes that are hashed and written at once: few enough to stay in the CPU
 /// cache in between.
 const CHUNK: usize = 512 << 10;
+
+/// Bytes of a device that are in host memory at once while they are written.
+const DEVICE_GROUP: usize = 64 << 20;
 
 /// Items with their bytes.
 pub(crate) struct WriteBatch<'a> {
@@ -77,22 +81,19 @@ impl<'a> WriteBatch<'a> {
         Self { items, done: None }
     }
 
-    pub(super) fn items(&self) -> impl Iterator<Item = (&WriteItem, &[u8])> {
-        self.items.iter().map(|(item, bytes)| (item, &**bytes))
+    pub(super) fn items(&self) -> impl Iterator<Item = (&WriteItem, &Bytes<'a>)> {
+        self.items.iter().map(|(item, bytes)| (item, bytes))
     }
 
-    /// Copies borrowed items up to the budget and writes the others at once.
+    /// Copies items that are borrowed or on a device, up to the budget, and writes the
+    /// others at once.
     /// The result can be written after the state has changed. Every rank.
     pub(super) fn stage(
         self,
         context: WriteContext<'_>,
         options: &SaveOptions,
     ) -> Result<WriteBatch<'static>, CheckpointError> {
-        let copied_bytes = |bytes: &Bytes<'_>| match bytes {
-            Bytes::Borrowed(bytes) => bytes.len() as u64,
-            Bytes::Owned(_) | Bytes::Shared(_) => 0,
-        };
-        let total: u64 = self.items.iter().map(|(_, bytes)| copied_bytes(bytes)).sum();
+        let total: u64 = self.items.iter().map(|(_, bytes)| bytes.to_copy()).sum();
         // A file that is written in order is written either now or later.
         let write_now = match context.target.access() {
             WriteAccess::Random(_) => false,
@@ -110,7 +111,7 @@ impl<'a> WriteBatch<'a> {
         let mut budget = options.budget;
         let (mut staged, mut rest) = (Vec::new(), Vec::new());
         for (item, bytes) in self.items {
-            let needed = copied_bytes(&bytes);
+            let needed = bytes.to_copy();
             if needed <= budget {
                 budget -= needed;
                 staged.push((item, bytes));
@@ -118,7 +119,7 @@ impl<'a> WriteBatch<'a> {
                 rest.push((item, bytes));
             }
         }
-        let items = copy_all(staged, options.threads);
+        let items = copy_all(staged, options.threads)?;
         let done = match rest.is_empty() {
             true => None,
             false => Some(WriteBatch { items: rest, done: None }.write_unsynced(context)?),
@@ -184,17 +185,16 @@ fn write_in_order(
     observer: &dyn Observer,
 ) -> Result<(), CheckpointError> {
     for chunk in chunks {
-        sums.add_run(chunk.name, chunk.position, chunk.bytes);
-        writer.write(chunk.file, chunk.offset, chunk.bytes)?;
-        observer.advance(chunk.bytes.len() as u64);
+        let bytes = chunk.bytes.to_host()?;
+        sums.add_run(chunk.name, chunk.position, &bytes);
+        writer.write(chunk.file, chunk.offset, &bytes)?;
+        observer.advance(bytes.len() as u64);
     }
     writer.finish()
 }
 
-/// Hashes and writes chunks at their offsets.
-///
-/// A file system lets one thread at a time write to a file. So one thread
-/// writes, in order, and the others hash.
+/// Hashes and writes chunks at their offsets. Those of a device come to the host in
+/// groups.
 fn write_in_place(
     chunks: &[WriteChunk<'_>],
     files: FolderFiles<'_>,
@@ -202,25 +202,61 @@ fn write_in_place(
     threads: usize,
     observer: &dyn Observer,
 ) -> Result<(), CheckpointError> {
+    let mut rest = chunks;
+    while !rest.is_empty() {
+        let mut copied = 0;
+        let full = rest.iter().position(|chunk| {
+            copied += chunk.bytes.to_copy();
+            copied > DEVICE_GROUP
+        });
+        // At least one.
+        let (group, later) = rest.split_at(full.unwrap_or(rest.len()).max(1));
+        rest = later;
+        let group: Result<Vec<HostChunk<'_>>, CheckpointError> = group
+            .iter()
+            .map(|chunk| Ok(HostChunk { bytes: chunk.bytes.to_host()?, chunk }))
+            .collect();
+        write_group(&group?, files, sums, threads, observer)?;
+    }
+    Ok(())
+}
+
+/// A chunk with its bytes in host memory.
+struct HostChunk<'a> {
+    chunk: &'a WriteChunk<'a>,
+    bytes: Cow<'a, [u8]>,
+}
+
+/// Hashes and writes chunks at their offsets.
+///
+/// A file system lets one thread at a time write to a file. So one thread
+/// writes, in order, and the others hash.
+fn write_group(
+    chunks: &[HostChunk<'_>],
+    files: FolderFiles<'_>,
+    sums: &ChunkSums,
+    threads: usize,
+    observer: &dyn Observer,
+) -> Result<(), CheckpointError> {
     let next = AtomicUsize::new(0);
     let hash = || {
-        while let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) {
-            sums.add_run(chunk.name, chunk.position, chunk.bytes);
+        while let Some(HostChunk { chunk, bytes }) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) {
+            sums.add_run(chunk.name, chunk.position, bytes);
         }
     };
     std::thread::scope(|scope| {
         for _ in 1..threads.min(chunks.len()) {
             scope.spawn(hash);
         }
-        for chunk in chunks {
+        for HostChunk { chunk, bytes } in chunks {
             if threads < 2 {
-                sums.add_run(chunk.name, chunk.position, chunk.bytes);
+                sums.add_run(chunk.name, chunk.position, bytes);
             }
-            if let Err(error) = files.write_at(chunk.file, chunk.offset, chunk.bytes) {
+            if let Err(error) = files.write_at(chunk.file, chunk.offset, bytes) {
                 next.store(chunks.len(), Ordering::Relaxed);
                 return Err(error);
             }
-            observer.advance(chunk.bytes.len() as u64);
+            observer.advance(bytes.len() as u64);
         }
         // Once done with writing, help hashing.
         if threads >= 2 {
@@ -234,8 +270,13 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+type StaticItems = Vec<(WriteItem, Bytes<'static>)>;
+
 /// Copies on several threads, which share the page faults of new memory.
-fn copy_all(items: Vec<(WriteItem, Bytes<'_>)>, threads: Option<usize>) -> Vec<(WriteItem, Bytes<'static>)> {
+fn copy_all(
+    items: Vec<(WriteItem, Bytes<'_>)>,
+    threads: Option<usize>,
+) -> Result<StaticItems, DeviceReadError> {
     let threads = threads.unwrap_or_else(cores).max(1);
     let total: usize = items.iter().map(|(_, bytes)| bytes.len()).sum();
     let share = total.div_ceil(threads).max(1);
@@ -251,16 +292,16 @@ fn copy_all(items: Vec<(WriteItem, Bytes<'_>)>, threads: Option<usize>) -> Vec<(
             last.push(item);
         }
     }
-    let copy = |share: Vec<(WriteItem, Bytes<'_>)>| -> Vec<(WriteItem, Bytes<'static>)> {
-        share.into_iter().map(|(item, bytes)| (item, bytes.into_static())).collect()
+    let copy = |share: Vec<(WriteItem, Bytes<'_>)>| -> Result<StaticItems, DeviceReadError> {
+        share.into_iter().map(|(item, bytes)| Ok((item, bytes.into_static()?))).collect()
     };
     std::thread::scope(|scope| {
         let others: Vec<_> = shares.drain(1..).map(|share| scope.spawn(move || copy(share))).collect();
-        let mut copied = shares.pop().map(copy).unwrap_or_default();
+        let mut copied = shares.pop().map(copy).transpose()?.unwrap_or_default();
         for other in others {
-            copied.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            copied.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
         }
-        copied
+        Ok(copied)
     })
 }
 
@@ -268,17 +309,74 @@ fn copy_all(items: Vec<(WriteItem, Bytes<'_>)>, threads: Option<usize>) -> Vec<(
 pub(super) struct WriteChunk<'a> {
     pub(super) file: usize,
     pub(super) offset: u64,
-    pub(super) bytes: &'a [u8],
+    pub(super) bytes: ChunkBytes<'a>,
     /// The tensor that the bytes belong to.
     pub(super) name: &'a str,
     /// The number of their first element in the tensor.
     pub(super) position: u64,
 }
 
+/// The bytes of a chunk.
+#[derive(Clone, Copy)]
+pub(super) enum ChunkBytes<'a> {
+    Host(&'a [u8]),
+    /// Bytes of a device: from this offset, and how many.
+    Device(&'a dyn DeviceBytes, usize, usize),
+}
+
+impl<'a> ChunkBytes<'a> {
+    fn new(bytes: &'a Bytes<'_>) -> Self {
+        match bytes.on_host() {
+            Ok(bytes) => Self::Host(bytes),
+            Err(device) => Self::Device(device, 0, device.len()),
+        }
+    }
+
+    pub(super) fn len(self) -> usize {
+        match self {
+            Self::Host(bytes) => bytes.len(),
+            Self::Device(_, _, length) => length,
+        }
+    }
+
+    /// The bytes that [`to_host`](Self::to_host) copies.
+    fn to_copy(self) -> usize {
+        match self {
+            Self::Host(_) => 0,
+            Self::Device(_, _, length) => length,
+        }
+    }
+
+    /// The first bytes, and the rest.
+    fn split_at(self, middle: usize) -> (Self, Self) {
+        match self {
+            Self::Host(bytes) => {
+                let (first, rest) = bytes.split_at(middle);
+                (Self::Host(first), Self::Host(rest))
+            }
+            Self::Device(device, start, length) => {
+                (Self::Device(device, start, middle), Self::Device(device, start + middle, length - middle))
+            }
+        }
+    }
+
+    /// The bytes, copied if they are on a device.
+    pub(super) fn to_host(self) -> Result<Cow<'a, [u8]>, DeviceReadError> {
+        match self {
+            Self::Host(bytes) => Ok(Cow::Borrowed(bytes)),
+            Self::Device(device, start, length) => {
+                let mut bytes = vec![0; length];
+                device.read(start, &mut bytes)?;
+                Ok(Cow::Owned(bytes))
+            }
+        }
+    }
+}
+
 /// Splits an item into chunks that are contiguous in a file.
 fn split_into_chunks<'a>(
     item: &'a WriteItem,
-    bytes: &'a [u8],
+    bytes: &'a Bytes<'_>,
     target: &OpenTarget,
     chunks: &mut Vec<WriteChunk<'a>>,
 ) -> Result<(), CheckpointError> {
@@ -295,13 +393,13 @@ fn split_into_chunks<'a>(
             (dtype.size(), runs.collect())
         }
     };
-    let mut rest = bytes;
+    let mut rest = ChunkBytes::new(bytes);
     let mut in_shard = 0u64;
     for run in runs {
         let mut position = run.start as u64;
         let (mut run_bytes, after) = rest.split_at(run.len() * width);
         rest = after;
-        while !run_bytes.is_empty() {
+        while run_bytes.len() > 0 {
             let (bytes, more) = run_bytes.split_at(run_bytes.len().min(CHUNK));
             let offset = location.offset + target.offset_in_tensor(position * width as u64, in_shard);
             chunks.push(WriteChunk { file: location.file, offset, bytes, name, position });

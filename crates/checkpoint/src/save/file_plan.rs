@@ -157,9 +157,11 @@ impl FilePlan {
             let json = match &item.data {
                 // Only if it serialises to the same bytes again, so that
                 // reading gives back what was saved.
-                WriteData::Bytes { .. } => serde_json::from_slice(bytes)
-                    .ok()
-                    .filter(|value: &serde_json::Value| value.to_string().as_bytes() == bytes),
+                WriteData::Bytes { .. } => {
+                    let bytes = bytes.to_host()?;
+                    let value: Option<serde_json::Value> = serde_json::from_slice(&bytes).ok();
+                    value.filter(|value| value.to_string().as_bytes() == &*bytes)
+                }
                 WriteData::Tensor { .. } => None,
             };
             if let Some(value) = json {

@@ -9,7 +9,7 @@ use weightloom_layout::{DType, Plan, Prices, Region, Tile, TileMut, copy_region,
 use crate::collective_result;
 use crate::error::CheckpointError;
 use crate::plan::{PlanError, Redistribution, SavePlan, WriteData, WriteItem};
-use crate::state::{LeafValue, State};
+use crate::state::{Bytes, LeafValue, State};
 
 /// Tensors in the layout that they are written from, by name.
 #[derive(Default)]
@@ -82,7 +82,7 @@ struct PlannedMove<'a> {
     name: &'a str,
     plan: Plan,
     /// This rank's shard; `None` if the rank is outside the mesh.
-    bytes: Option<&'a [u8]>,
+    bytes: Option<&'a Bytes<'a>>,
     /// The region that the rank holds afterwards.
     region: Option<Region>,
 }
@@ -102,7 +102,7 @@ impl<'a> PlannedMove<'a> {
             .map_err(|error| failed(error.to_string()))?;
         let bytes = match (state.leaves().get(name).map(|leaf| &leaf.value), step.from.mesh().position(rank))
         {
-            (Some(LeafValue::Tensor(tensor)), Ok(_)) => Some(&*tensor.bytes),
+            (Some(LeafValue::Tensor(tensor)), Ok(_)) => Some(&tensor.bytes),
             (_, Err(_)) => None,
             _ => return Err(PlanError::NoSuchItem { name: name.to_owned() }.into()),
         };
@@ -112,6 +112,7 @@ impl<'a> PlannedMove<'a> {
 
     fn run(&self, redistributor: &mut Redistributor) -> Result<Option<Vec<u8>>, CheckpointError> {
         let Some(bytes) = self.bytes else { return Ok(None) };
+        let bytes = &bytes.to_host()?[..];
         macro_rules! moved {
             ($type:ty) => {{
                 let local: Vec<$type> = bytemuck::pod_collect_to_vec(bytes);

@@ -5,6 +5,8 @@
 //! They do so in rounds, which bounds the memory for bytes in flight and lets
 //! all ranks stop when one of them fails.
 
+use std::borrow::Cow;
+
 use weightloom_gang::{Gang, GangExt};
 
 use super::batch::WriteChunk;
@@ -57,25 +59,27 @@ pub(super) fn upload_shared(
             }
             for chunk in round.iter().filter(|chunk| chunk.rank == rank) {
                 let chunk = &chunks[chunk.number];
-                sums.add_run(chunk.name, chunk.position, chunk.bytes);
-                gang.send_slice(chunk.bytes, uploader, TAG)?;
-                observer.advance(chunk.bytes.len() as u64);
+                let bytes = chunk.bytes.to_host()?;
+                sums.add_run(chunk.name, chunk.position, &bytes);
+                gang.send_slice(&bytes, uploader, TAG)?;
+                observer.advance(bytes.len() as u64);
             }
         }
         let mut uploaded = Ok(());
         for &Scheduled { file, offset, rank: holder, number, length } in own_round {
             let bytes = if holder == rank {
                 let chunk = &chunks[number];
-                sums.add_run(chunk.name, chunk.position, chunk.bytes);
+                let bytes = chunk.bytes.to_host()?;
+                sums.add_run(chunk.name, chunk.position, &bytes);
                 observer.advance(length);
-                chunk.bytes
+                bytes
             } else {
                 received.resize(length as usize, 0);
                 gang.recv(&mut received, holder, TAG)?;
-                &received
+                Cow::Borrowed(&received[..])
             };
             // After a failure, the rest of the round is received and dropped.
-            uploaded = uploaded.and_then(|()| writer.write(file, offset, bytes));
+            uploaded = uploaded.and_then(|()| writer.write(file, offset, &bytes));
         }
         collective_result(gang, uploaded)?;
     }

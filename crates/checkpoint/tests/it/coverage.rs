@@ -54,7 +54,7 @@ impl SavePlanner for RowRanges {
         let LeafValue::Tensor(tensor) = &state.leaves()["w"].value else { panic!("one tensor") };
         let WriteData::Tensor { region, .. } = &item.data else { panic!("one tensor") };
         let rows = region.range(0);
-        Ok(Bytes::Owned(tensor.bytes[rows.start * COLUMNS..rows.end * COLUMNS].to_vec()))
+        Ok(Bytes::Owned(tensor.bytes.to_host()?[rows.start * COLUMNS..rows.end * COLUMNS].to_vec()))
     }
 }
 

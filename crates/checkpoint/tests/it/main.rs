@@ -3,7 +3,7 @@
 //! - Formats: [`consolidated`], [`dcp`], [`gguf`], [`mlx`], [`npz`], [`peft`],
 //!   [`torch`], compared with fixtures that the original programs wrote.
 //! - Loading and converting: [`reading`], [`views`], [`mismatches`], [`nested`].
-//! - Saving: [`plans`], [`save_and_load`], [`save_dcp`], [`background`],
+//! - Saving: [`plans`], [`save_and_load`], [`save_dcp`], [`background`], [`device_bytes`],
 //!   [`coverage`], [`plain_folders`].
 //! - Planners of users: [`bad_save_planners`], [`kept_plans`], [`load_plans`],
 //!   [`own_planners`], [`split_saves`], [`steered_loads`].
@@ -27,6 +27,7 @@ mod consolidated;
 mod coverage;
 mod damage;
 mod dcp;
+mod device_bytes;
 mod elementwise;
 mod failing_storage;
 mod gguf;

@@ -37,8 +37,8 @@ fn map<const N: usize>(children: [(&str, Tree<Leaf<'static>>); N]) -> Tree<Leaf<
 fn show(tree: &Tree<Leaf<'_>>) -> String {
     match tree {
         Tree::Leaf(Leaf { section, value }) => match value {
-            LeafValue::Bytes(bytes) => format!("{section:?} {:?}", &**bytes),
-            LeafValue::Tensor(tensor) => format!("{section:?} {} {:?}", tensor.spec.shape, &*tensor.bytes),
+            LeafValue::Bytes(bytes) => format!("{section:?} {:?}", bytes.to_host().unwrap()),
+            LeafValue::Tensor(tensor) => format!("{section:?} {} {:?}", tensor.spec.shape, tensor.bytes.to_host().unwrap()),
         },
         Tree::List(children) => format!("[{}]", children.iter().map(show).collect::<Vec<_>>().join(", ")),
         Tree::Map(children) => {

@@ -8,9 +8,11 @@ mod rows;
 
 use std::sync::{Arc, OnceLock};
 
-use weightloom_cuda::{FakeDriver, Gpu, Poison, Recorded};
+use weightloom_cuda::{FakeDriver, FakeLibrary, Gpu, Poison, Recorded};
 use weightloom_layout::DType;
-use weightloom_tensor::{AdamW, Device, Moments, Tensor, TensorError, backward};
+use weightloom_tensor::{
+    AdamW, Device, Moments, ProductLibrary, Tensor, TensorError, backward, product_library,
+};
 
 use crate::device::device;
 use catalogue::{OPERATIONS, Operation};
@@ -218,6 +220,58 @@ fn a_step_of_adamw_is_one_launch_in_place() {
     AdamW::default().step(2, &mut parameter, &gradient, &mut moments).unwrap();
     let after = gpu.statistics();
     assert_eq!((before.fresh, before.reused), (after.fresh, after.reused), "memory was allocated");
+}
+
+/// A fake GPU of its own, with a library of products.
+fn fake_with_library(ordinal: u8, library: FakeLibrary) -> (Arc<FakeDriver>, Device) {
+    let fake = FakeDriver::new();
+    fake.install_library(library);
+    assert!(Gpu::with_driver(fake.clone()).install(ordinal));
+    (fake, Device::Cuda(ordinal))
+}
+
+fn products_by_the_library(fake: &FakeDriver) -> usize {
+    fake.take_calls().iter().filter(|call| matches!(call, Recorded::Product(_))).count()
+}
+
+#[test]
+fn the_library_computes_large_products_of_halves() {
+    let (fake, device) = fake_with_library(202, FakeLibrary::OurBits);
+    assert!(matches!(product_library(device), Ok(Some(ProductLibrary::Used { .. }))));
+    assert!(products_by_the_library(&fake) > 0, "it was tested");
+    let linear = |dtype, rows, columns, depth| {
+        let x = values(&[rows, depth], dtype, 1).to(device).unwrap();
+        let weight = values(&[columns, depth], dtype, 2).to(device).unwrap();
+        x.linear(&weight, None, None).unwrap();
+        products_by_the_library(&fake)
+    };
+    assert_eq!(linear(DType::Bf16, 64, 8, 16), 1);
+    assert_eq!(linear(DType::F16, 1000, 64, 256), 1);
+    // Too few rows, odd columns or depth, and wider dtypes.
+    assert_eq!(linear(DType::Bf16, 63, 8, 16), 0);
+    assert_eq!(linear(DType::Bf16, 64, 9, 16), 0);
+    assert_eq!(linear(DType::Bf16, 64, 8, 24), 0);
+    assert_eq!(linear(DType::F32, 64, 8, 16), 0);
+    assert_eq!(linear(DType::F64, 64, 8, 16), 0);
+}
+
+#[test]
+fn a_library_with_other_bits_is_not_used() {
+    let (fake, device) = fake_with_library(203, FakeLibrary::OtherBits);
+    assert!(matches!(product_library(device), Ok(Some(ProductLibrary::OtherBits { .. }))));
+    fake.take_calls();
+    let x = values(&[64, 64], DType::Bf16, 1).to(device).unwrap();
+    x.matmul(&x).unwrap();
+    assert_eq!(products_by_the_library(&fake), 0);
+}
+
+#[test]
+fn without_a_library_products_are_computed_all_the_same() {
+    let (fake, device) = fake();
+    assert!(matches!(product_library(device), Ok(Some(ProductLibrary::Missing(_)))));
+    let x = values(&[64, 64], DType::Bf16, 1).to(device).unwrap();
+    x.matmul(&x).unwrap();
+    assert_eq!(products_by_the_library(fake), 0);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::fit::FitReport;
 use crate::data::DataSummary;
 
 /// The predicted costs of a run.
@@ -20,8 +21,17 @@ pub struct DryRun {
     pub pipeline: PipelineReport,
     pub checkpoint: CheckpointReport,
     pub data: DataReport,
+    /// Whether it fits on a device, if the memory of one is known.
+    pub fit: Option<FitReport>,
     /// The shortest possible time, if `train.logging.peak_tflops` is set.
     pub time: Option<TimeReport>,
+}
+
+impl DryRun {
+    /// Bytes in tensors of the rank that needs most, at its peak.
+    pub fn peak(&self) -> u64 {
+        self.ranks.iter().map(|rank| rank.memory.peak).max().unwrap_or(0)
+    }
 }
 
 /// The time of a run at the peak of its hardware, from its flops.

@@ -1,6 +1,7 @@
 //! The optimizer step.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use weightloom_dtensor::{DTensor, global_norm};
 use weightloom_gang::{Elements, ElementsMut, GangError, GangExt};
@@ -8,8 +9,10 @@ use weightloom_layout::{DType, ReduceOp, Shape};
 use weightloom_tensor::{Tensor, TensorError};
 
 use super::{Engine, MicroBatch};
+use crate::config::PipelineSchedule;
 use crate::error::TrainError;
 use crate::optimizer::StepInfo;
+use crate::pipeline::Schedule;
 use crate::spec::clip_factor;
 
 /// The tag of the gradients that stages with tied weights exchange.
@@ -74,19 +77,18 @@ type StageGradients = BTreeMap<String, DTensor>;
 impl Engine {
     /// Runs the forward and backward passes, reduces and clips gradients, and
     /// updates the weights. Called by every rank with its own rows. Leaves the
-    /// weights unchanged if the loss or the norm is not finite.
+    /// weights unchanged if the loss or the norm is not finite, or if memory runs out.
     pub fn step(
         &mut self,
         settings: &StepSettings,
         micros: &[MicroBatch],
         hooks: &mut dyn StepHooks,
     ) -> Result<StepResult, TrainError> {
-        let targets = self.count_targets(micros)?;
-        let share = self.forward_backward(settings, micros, (targets as f64).max(1.0), hooks)?;
-        let loss = self.loss(share)?;
-        let gradients = self.gradients()?;
-        let gradient_norm = self.norm(&gradients)?;
-        let result = StepResult { loss, gradient_norm, targets };
+        let (result, gradients) = self.passes(settings, micros, hooks).map_err(|error| {
+            let rows = micros.iter().map(|micro| micro.rows).max().unwrap_or(0);
+            error.out_of_memory_in(settings.number, rows)
+        })?;
+        let StepResult { loss, gradient_norm, .. } = result;
         if !loss.is_finite() || !gradient_norm.is_finite() {
             return Ok(result);
         }
@@ -115,6 +117,40 @@ impl Engine {
             done?;
         }
         Ok(result)
+    }
+
+    /// All that changes no weights.
+    fn passes(
+        &mut self,
+        settings: &StepSettings,
+        micros: &[MicroBatch],
+        hooks: &mut dyn StepHooks,
+    ) -> Result<(StepResult, Vec<StageGradients>), TrainError> {
+        let targets = self.count_targets(micros)?;
+        let share = self.forward_backward(settings, micros, (targets as f64).max(1.0), hooks)?;
+        let loss = self.loss(share)?;
+        let gradients = self.gradients()?;
+        let gradient_norm = self.norm(&gradients)?;
+        Ok((StepResult { loss, gradient_norm, targets }, gradients))
+    }
+
+    /// Whether a step that ran [out of memory](TrainError::OutOfMemory) can be
+    /// [split further](Self::split_further): on a single rank, since others would wait
+    /// for its gradients, with a single stage.
+    pub fn can_split_further(&self) -> bool {
+        self.gangs.root.size() == 1 && self.stage_count == 1
+    }
+
+    /// Prepares for the same step in this many micro-batches.
+    pub fn split_further(&mut self, micro_batches: usize) -> Result<(), TrainError> {
+        let kind = PipelineSchedule::OneForwardOneBackward;
+        self.schedule = Arc::new(Schedule::new(kind, 1, 1, micro_batches)?);
+        for stage in &self.stages {
+            for (_, value) in stage.trained() {
+                value.zero_grad()?;
+            }
+        }
+        Ok(())
     }
 
     /// Whether this rank counts its rows: tensor- and pipeline-parallel ranks

@@ -11,20 +11,29 @@ use super::model_plan::ModelPlan;
 use super::weights::open_weights;
 use crate::config::{Config, DataType};
 use crate::data::{DataError, DataSettings, Epochs, Loader};
-use crate::dry_run::{self, DataReport, DryRun, DryRunData, DryRunSettings};
+use crate::dry_run::{self, DataReport, DeviceMemory, DryRun, DryRunData, DryRunSettings, FitReport};
 use crate::error::TrainError;
 use crate::extensions::Extensions;
 use crate::spec::ModelSpec;
 
-/// Predicts memory, communication and time of a run on `world` ranks. Needs
-/// neither data nor weights, only the model config of the weights. Counts the
-/// documents if the data and the tokenizer are available locally.
-pub fn dry_run(
-    config: &Config,
-    hub: &Hub,
-    extensions: &Extensions,
-    world: usize,
-) -> Result<DryRun, TrainError> {
+/// What a dry run predicts.
+#[derive(Clone)]
+#[allow(missing_docs)]
+pub struct DryRunRequest<'a> {
+    pub config: &'a Config,
+    pub hub: &'a Hub,
+    pub extensions: &'a Extensions,
+    /// The number of ranks.
+    pub world: usize,
+    /// The memory that a rank should fit into.
+    pub memory: Option<DeviceMemory>,
+}
+
+/// Predicts memory, communication and time of a run. Needs neither data nor weights,
+/// only the model config of the weights. Counts the documents if the data and the
+/// tokenizer are available locally.
+pub fn dry_run(request: DryRunRequest<'_>) -> Result<DryRun, TrainError> {
+    let DryRunRequest { config, hub, extensions, world, memory } = request;
     let resolved = ResolvedConfig::new(config, hub)?;
     let config = &resolved.config;
     let spec = extensions.specs.find(hub, &config.model.name)?;
@@ -32,10 +41,22 @@ pub fn dry_run(
         (Some(path), None) => Some(known_config(hub, &*spec, path)?),
         _ => None,
     };
+    let predict = |config: &Config, world: usize, data: Option<DryRunData<'_>>| {
+        let plan = ModelPlan::new(config, &*spec, weights_config.as_ref(), world)?;
+        let settings = DryRunSettings {
+            config,
+            definition: &*plan.definition,
+            parallel: &plan.parallel,
+            stages: &plan.stages,
+            sizes: plan.dims.gang_sizes(),
+            world,
+            data,
+            extensions,
+        };
+        Ok::<DryRun, TrainError>(dry_run::run(&settings)?)
+    };
     let plan = ModelPlan::new(config, &*spec, weights_config.as_ref(), world)?;
-    let ModelPlan { definition, parallel, dims, stages, .. } = plan;
-    let registered = (&*spec, extensions);
-    let mut loaded = loader(config, hub, registered, definition.vocabulary()).transpose();
+    let mut loaded = loader(config, hub, (&*spec, extensions), plan.definition.vocabulary()).transpose();
     let summary = match &mut loaded {
         Ok(Some(loader)) if config.data.r#type == DataType::Files => {
             let counted = loader.summary(&mut |_| {});
@@ -52,20 +73,15 @@ pub fn dry_run(
         (Ok(Some(loader)), Ok(summary)) => Some(DryRunData { loader, summary: summary.as_ref() }),
         _ => None,
     };
-    let settings = DryRunSettings {
-        config,
-        definition: &*definition,
-        parallel: &parallel,
-        stages: &stages,
-        sizes: dims.gang_sizes(),
-        world,
-        data,
-        extensions,
-    };
-    let mut report = dry_run::run(&settings)?;
+    let mut report = predict(config, world, data)?;
     if let Err(error) = &summary {
         report.data = DataReport::Failed { reason: error.to_string() };
     }
+    report.fit = memory.map(|memory| {
+        let rows = (report.batch.rows_of_rank, report.batch.rows_at_once);
+        let peak_of = |config: &Config, world: usize| predict(config, world, None).ok().map(|run| run.peak());
+        FitReport::new(memory, report.peak(), (config, world), rows, &peak_of)
+    });
     Ok(report)
 }
 

@@ -223,15 +223,21 @@ impl<'a> Run<'a> {
     fn step(&mut self, batch: &Batch) -> Result<(), TrainError> {
         let begin = Instant::now();
         let number = self.progress.step + 1;
-        let micros = micro_batches(&batch.rows, self.micro_batch_size, &self.engine)?;
         let learning_rate = self.rates.checked_at(number)?;
-        let mut hooks = CallbackHooks {
-            callbacks: &mut self.callbacks,
-            wants_stop: &mut self.wants_stop,
-            spec: &self.spec,
-            max_grad_norm: self.config.train.optimizer.max_grad_norm,
+        let settings = StepSettings { number, learning_rate };
+        let (micros, result) = loop {
+            let micros = micro_batches(&batch.rows, self.micro_batch_size, &self.engine)?;
+            let mut hooks = CallbackHooks {
+                callbacks: &mut self.callbacks,
+                wants_stop: &mut self.wants_stop,
+                spec: &self.spec,
+                max_grad_norm: self.config.train.optimizer.max_grad_norm,
+            };
+            match self.engine.step(&settings, &micros, &mut hooks) {
+                Err(error) => self.split_further(batch.rows.len(), error)?,
+                Ok(result) => break (micros, result),
+            }
         };
-        let result = self.engine.step(&StepSettings { number, learning_rate }, &micros, &mut hooks)?;
         if !result.loss.is_finite() || !result.gradient_norm.is_finite() {
             return Err(self.engine.diagnose_non_finite(number, &micros, &result)?);
         }
@@ -245,6 +251,7 @@ impl<'a> Run<'a> {
         self.notify(|callback, state| callback.on_step_end(state, &result))?;
         let interval = self.config.train.logging.logging_steps.max(1);
         if number.is_multiple_of(interval) || number == self.total || number == 1 {
+            let device = self.engine.dist.device();
             let record = Record {
                 epoch: Some(position.epoch as f64),
                 loss: Some(result.loss),
@@ -253,7 +260,7 @@ impl<'a> Run<'a> {
                 tokens: Some(self.progress.tokens),
                 tokens_per_second: Some(reading.tokens_per_second),
                 mfu: reading.mfu,
-                memory: peak_memory().process,
+                memory: peak_memory(device).of_device(device),
                 seconds: Some(begin.elapsed().as_secs_f64()),
                 ..Record::new(number)
             };
@@ -268,6 +275,21 @@ impl<'a> Run<'a> {
             self.notify(|callback, state| callback.on_epoch_begin(state))?;
         }
         Ok(())
+    }
+
+    /// After a step of this many rows ran out of memory: smaller micro-batches for it
+    /// and all later ones. Another error, or that of a step that cannot be split, is
+    /// returned.
+    fn split_further(&mut self, rows: usize, error: TrainError) -> Result<(), TrainError> {
+        let TrainError::OutOfMemory { step, rows: at_once, reason } = &error else { return Err(error) };
+        let smaller = (1..*at_once).rev().find(|smaller| rows.is_multiple_of(*smaller));
+        let Some(smaller) = smaller.filter(|_| self.engine.can_split_further()) else { return Err(error) };
+        self.engine.split_further(rows / smaller)?;
+        self.micro_batch_size = smaller;
+        let reason = reason.to_string();
+        let warning = Warning::OutOfMemory { step: *step, rows: *at_once, smaller, reason };
+        self.record_event(EventKind::Warning { message: warning.to_string() })?;
+        self.warn(vec![warning])
     }
 
     /// Whether any rank asked to stop, so that all stop after the same step.

@@ -8,6 +8,7 @@
 //! - `pipeline`, `pipeline_errors`, `pipeline_timeline`: pipeline schedules.
 //! - `engine`, `packing`, `parallelism`, `resume`, `torch_run`: training small models.
 //! - `published`: names and shapes in checkpoints of every family.
+//! - `devices`, `device_faults`: training on GPUs, and what happens when one fails.
 //! - `dry_run`: dry runs of large models.
 //! - `own_extensions`: optimizers, schedules, sinks and formats of a user.
 //!
@@ -23,6 +24,7 @@ mod config_properties;
 #[allow(dead_code, reason = "shared with the tests of `tensor`")]
 #[path = "../../../tensor/tests/it/device.rs"]
 mod device;
+mod device_faults;
 mod devices;
 mod dry_run;
 mod engine;

@@ -1,7 +1,6 @@
 //! A dry run of a training, for people.
 
-use weightloom::train::dry_run::{DataReport, DryRun, RankReport, TimeReport};
-use weightloom_machine::Memory;
+use weightloom::train::dry_run::{DataReport, DryRun, Effect, FitReport, RankReport, Remedy, TimeReport};
 
 use super::data::summary_lines;
 use super::models::short;
@@ -9,20 +8,52 @@ use super::output::{Output, bytes, counted, table};
 
 /// What a run would do, as text.
 pub(super) fn render(run: &DryRun) -> String {
-    let sections = [head(run), memory(run), stages(run), traffic(run), pipeline(run), foot(run)];
+    let sections = [head(run), fit(run), memory(run), stages(run), traffic(run), pipeline(run), foot(run)];
     sections.join("\n")
 }
 
-/// Warns if the ranks of this machine need more memory than it has.
-pub(super) fn check_memory(run: &DryRun, output: Output) {
-    let peak = run.ranks.iter().map(|rank| rank.memory.peak).max().unwrap_or(0);
-    if let Some(Memory { total, .. }) = weightloom_machine::memory().filter(|memory| memory.total < peak) {
-        output.warning(&format!(
-            "a rank needs {} at its peak, and this machine has {} for it",
-            bytes(peak),
-            bytes(total)
-        ));
+/// Warns if the run does not fit.
+pub(super) fn warn_if_too_large(run: &DryRun, output: Output) {
+    if let Some(fit) = run.fit.as_ref().filter(|fit| !fit.fits) {
+        output.warning(&fact(fit));
     }
+}
+
+/// Whether a run fits.
+fn fact(fit: &FitReport) -> String {
+    let FitReport { memory, needed, fits, .. } = fit;
+    let (needed, free) = (bytes(*needed), bytes(memory.free));
+    match fits {
+        true => format!("a rank needs {needed} of the {free} free in {}", memory.device),
+        false => format!("a rank needs {needed}, but only {free} are free in {}", memory.device),
+    }
+}
+
+fn fit(run: &DryRun) -> String {
+    let Some(fit) = &run.fit else { return String::new() };
+    let fact = fact(fit);
+    if fit.fits {
+        return format!("\nIt fits: {fact}.");
+    }
+    let mut lines = vec![format!("\nIt does not fit: {fact}.")];
+    match fit.least {
+        Some(least) => lines.push(format!(
+            "Neither checkpointing, one row at a time, an adapter nor more ranks is enough: {} at least.",
+            bytes(least)
+        )),
+        None if fit.remedies.is_empty() => {}
+        None => lines.push("It would with one of:".to_owned()),
+    }
+    for Remedy { overrides, ranks, needed, effect } in &fit.remedies {
+        let ranks = if *ranks == run.mesh.world { String::new() } else { format!("--ranks {ranks} ") };
+        let effect = match effect {
+            Effect::Nothing => "computes the same",
+            Effect::AdapterOnly => "trains only an adapter",
+            Effect::ShorterRows => "shortens rows",
+        };
+        lines.push(format!("  {ranks}{}  ({}; {effect})", overrides.join(" "), bytes(*needed)));
+    }
+    lines.join("\n")
 }
 
 /// A number of operations in the unit that suits it.

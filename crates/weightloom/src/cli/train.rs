@@ -22,9 +22,11 @@ use weightloom::train::callback::{
 use weightloom::train::config::{Config, ConfigReader, dump, reference_with, schema_with};
 use weightloom::train::data::{DocumentsRead, PromptStyle};
 use weightloom::train::metrics::{Event, EventKind, Record, SinkKind};
-use weightloom::train::{ConfigChanges, End, Outcome, TrainError, TrainRequest, train};
+use weightloom::train::dry_run::DeviceMemory;
+use weightloom::train::{ConfigChanges, DryRunRequest, End, Outcome, TrainError, TrainRequest, train};
 
 use super::RankArgs;
+use super::byte_size::ByteSize;
 use super::data::{read_lines, summary_lines};
 use super::device::{self, DeviceOverride};
 use super::dry_run;
@@ -54,6 +56,10 @@ pub(super) struct TrainArgs {
     /// weights, and exit.
     #[arg(long)]
     dry_run: bool,
+
+    /// With --dry-run: the free memory of the GPU to fit into, such as 80GB [default: that of the device].
+    #[arg(long, value_name = "SIZE", requires = "dry_run", value_hint = ValueHint::Other)]
+    memory: Option<ByteSize>,
 
     /// Resume although the config computes something else than that of the checkpoint.
     #[arg(long)]
@@ -98,6 +104,9 @@ impl From<TrainError> for Failure {
         if error.is_consequence() {
             return Self::operational_with_hint(&error).of_others();
         }
+        if error.is_of_device() {
+            return Self::operational_with_hint(&error);
+        }
         match error {
             TrainError::Hub(error) => Self::from(error),
             TrainError::Checkpoint(error) => Self::from(error),
@@ -116,6 +125,21 @@ impl From<TrainError> for Failure {
 }
 
 impl TrainArgs {
+    /// The memory that a rank of a dry run should fit into: the given one, or that of
+    /// the device of the run.
+    fn device_memory(&self, config: &Config, output: Output) -> Option<DeviceMemory> {
+        if let Some(ByteSize(bytes)) = self.memory {
+            return Some(DeviceMemory::of_bytes(bytes));
+        }
+        match config.train.device.resolve(0) {
+            Ok(chosen) => DeviceMemory::of(chosen.device),
+            Err(error) => {
+                output.note(&format!("{error}; use `--memory` to check another device"));
+                None
+            }
+        }
+    }
+
     /// Whether the command trains, rather than printing something.
     pub(super) fn uses_ranks(&self) -> bool {
         !(self.schema || self.reference || self.dump_config || self.dry_run)
@@ -139,10 +163,14 @@ pub(super) fn run(args: &TrainArgs, registry: &Registry, output: Output) -> Resu
         return output.show(&config, |config| dump(config).trim_end().to_owned());
     }
     if args.dry_run {
-        let world = args.ranks.ranks.unwrap_or(1);
-        let report =
-            weightloom::train::dry_run(&config, &args.hub.hub(registry)?, registry.training(), world)?;
-        dry_run::check_memory(&report, output);
+        let report = weightloom::train::dry_run(DryRunRequest {
+            config: &config,
+            hub: &args.hub.hub(registry)?,
+            extensions: registry.training(),
+            world: args.ranks.ranks.unwrap_or(1),
+            memory: args.device_memory(&config, output),
+        })?;
+        dry_run::warn_if_too_large(&report, output);
         return output.show(&report, dry_run::render);
     }
     // Report errors in the suite once, not on every rank.
