@@ -93,8 +93,8 @@ pub use signature::{
     PublicKey, SIGNATURE_FILE, SignatureError, SignedFiles, SigningKey, sign, verify_signature,
 };
 pub use state::{
-    Bytes, DeviceBytes, DeviceReadError, Leaf, LeafValue, LocalTensor, Section, SerializeError, Sharding, State,
-    TensorSpec,
+    Bytes, DeviceBytes, DeviceReadError, Leaf, LeafValue, LocalTensor, Section, SerializeError, Sharding,
+    State, TensorSpec,
 };
 pub use stats::{Fingerprints, TensorStats, fingerprint, stats};
 pub use storage::{LocalStorage, MemoryStorage, Storage, StorageError, Upload};

@@ -143,6 +143,15 @@ impl Bytes<'_> {
         }
     }
 
+    /// Copies bytes from `offset` on, which are inside.
+    pub(crate) fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), DeviceReadError> {
+        match self.on_host() {
+            Ok(bytes) => into.copy_from_slice(&bytes[offset..offset + into.len()]),
+            Err(device) => device.read(offset, into)?,
+        }
+        Ok(())
+    }
+
     /// The bytes if they are in host memory, else those of the device.
     pub(crate) fn on_host(&self) -> Result<&[u8], &dyn DeviceBytes> {
         match self {
@@ -168,6 +177,14 @@ impl Bytes<'_> {
         match self {
             Self::Borrowed(_) | Self::Device(_) => self.len() as u64,
             Self::Owned(_) | Self::Shared(_) => 0,
+        }
+    }
+
+    /// The bytes that are a copy already.
+    pub(crate) fn owned(&self) -> u64 {
+        match self {
+            Self::Owned(bytes) => bytes.len() as u64,
+            Self::Borrowed(_) | Self::Shared(_) | Self::Device(_) => 0,
         }
     }
 

@@ -54,7 +54,7 @@ __device__ inline Seen seen(const Geometry& g, const int64_t* documents, uint64_
     }
     if (g.causal && (uint64_t)position + 1 < result.last) result.last = position + 1;
     result.first = result.document;
-    if (g.window && (uint64_t)position + 1 > g.window + result.document) result.first = position + 1 - g.window;
+    if ((uint64_t)position + 1 - result.document > g.window) result.first = position + 1 - g.window;
     if (result.first > result.last) result.first = result.last;
     return result;
 }

@@ -27,6 +27,9 @@ const OLDEST: usize = 120_000;
 /// Bytes that an algorithm may use besides its operands.
 pub(crate) const WORKSPACE: usize = 32 << 20;
 
+/// The bytes that the addresses of all matrices are multiples of.
+pub const ALIGNMENT: u32 = 16;
+
 /// Algorithms that sum in another order: they are made for vectors.
 const OTHER_ORDER: [i32; 2] = [11, 13];
 
@@ -62,8 +65,11 @@ const DESC_TRANSPOSE_A: c_int = 3;
 const DESC_TRANSPOSE_B: c_int = 4;
 const PREFERENCE_WORKSPACE: c_int = 1;
 const PREFERENCE_REDUCTIONS: c_int = 3;
+const PREFERENCE_ALIGNMENTS: [c_int; 4] = [5, 6, 7, 8];
 const CONFIG_ID: c_int = 0;
 const CONFIG_SPLIT_K: c_int = 2;
+const INVALID_VALUE: Status = 7;
+const NOT_SUPPORTED: Status = 15;
 
 /// Functions of the library.
 struct Functions {
@@ -203,7 +209,11 @@ impl CublasLt {
                 set(preference, PREFERENCE_REDUCTIONS, (&raw const reductions).cast(), 4),
             ]
         };
-        if let Some(status) = status.into_iter().find(|status| *status != 0) {
+        // SAFETY: as above.
+        let aligned = PREFERENCE_ALIGNMENTS.map(|attribute| unsafe {
+            (functions.preference_set)(preference, attribute, std::ptr::from_ref(&ALIGNMENT).cast(), 4)
+        });
+        if let Some(status) = status.into_iter().chain(aligned).find(|status| *status != 0) {
             return Err(format!("cannot be initialized (status {status})"));
         }
         let info = LibraryInfo {
@@ -225,14 +235,14 @@ impl CublasLt {
         workspace: u64,
         stream: *mut c_void,
     ) -> Result<bool, CudaError> {
-        let plan = {
-            let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-            if plans.len() >= KEPT {
-                plans.drain().flat_map(|(_, plan)| plan).for_each(|plan| self.destroy(&plan));
-            }
-            *plans.entry(*product).or_insert_with(|| self.plan(product))
-        };
-        let Some(plan) = plan else { return Ok(false) };
+        // Held until the product is queued: another thread may drop plans, and what an
+        // algorithm queues with the workspace must stay together.
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        if plans.len() >= KEPT {
+            plans.drain().flat_map(|(_, plan)| plan).for_each(|plan| self.destroy(&plan));
+        }
+        let plan = plans.entry(*product).or_insert_with(|| self.plan(product));
+        let Some(plan) = *plan else { return Ok(false) };
         let [out, a, b, residual] = addresses;
         let (one, beta) = (1.0f32, if residual == 0 { 0.0f32 } else { 1.0 });
         let added = if residual == 0 { out } else { residual };
@@ -261,6 +271,8 @@ impl CublasLt {
         };
         match status {
             0 => Ok(true),
+            // An algorithm that does not fit after all: our kernels do.
+            INVALID_VALUE | NOT_SUPPORTED => Ok(false),
             status => Err(CudaError::Driver { call: "cublasLtMatmul", name: format!("status {status}") }),
         }
     }
@@ -392,4 +404,74 @@ fn loaded_path() -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let path = maps.lines().filter_map(|line| line.split_whitespace().last());
     path.filter(|path| path.contains("libcublasLt.so")).map(PathBuf::from).next()
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+    use std::path::Path;
+    use std::process::Command;
+
+    use super::*;
+
+    const FUNCTIONS: [&str; 11] = [
+        "cublasLtCreate",
+        "cublasLtMatmulDescCreate",
+        "cublasLtMatmulDescSetAttribute",
+        "cublasLtMatmulDescDestroy",
+        "cublasLtMatrixLayoutCreate",
+        "cublasLtMatrixLayoutDestroy",
+        "cublasLtMatmulPreferenceCreate",
+        "cublasLtMatmulPreferenceSetAttribute",
+        "cublasLtMatmulPreferenceDestroy",
+        "cublasLtMatmulAlgoGetHeuristic",
+        "cublasLtMatmulAlgoConfigGetAttribute",
+    ];
+
+    /// A library with these functions, all of which return a number.
+    fn library(folder: &Path, name: &str, functions: &[(&str, usize)]) -> PathBuf {
+        let (source, file) = (folder.join("library.c"), folder.join(name));
+        let text: String = functions
+            .iter()
+            .map(|(name, answer)| format!("unsigned long {name}() {{ return {answer}; }}\n"))
+            .collect();
+        std::fs::write(&source, text).unwrap();
+        // Rust itself links with it.
+        let compiled = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&file, &source]).status();
+        assert!(compiled.unwrap().success());
+        file
+    }
+
+    fn reason(file: &Path) -> String {
+        let text = file.display().to_string();
+        match CublasLt::open(&|name| (name == "WEIGHTLOOM_CUBLASLT").then(|| text.clone())) {
+            Err(CudaError::NoLibrary { name: "cuBLASLt", reason }) => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_library_that_does_not_fit_is_refused_with_the_reason() {
+        let folder = std::env::temp_dir().join(format!("weightloom-cublaslt-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let with = |name: &str, version: usize, answer: usize| {
+            let others = FUNCTIONS.iter().chain(&["cublasLtMatmul"]).map(|name| (*name, answer));
+            let all: Vec<_> = others.chain([("cublasLtGetVersion", version)]).collect();
+            library(&folder, name, &all)
+        };
+        let text = reason(&with("old.so", 110_803, 0));
+        assert!(text.ends_with("old.so: version 11.8.3 is older than 12.0.0"), "{text}");
+        // `cublasStatus_t` 1 is "not initialized".
+        let text = reason(&with("broken.so", 130_000, 1));
+        assert!(text.ends_with("broken.so: cannot be initialized (status 1)"), "{text}");
+        let text = reason(&library(&folder, "other.so", &[("cublasLtGetVersion", 130_000)]));
+        assert!(text.contains("undefined symbol: cublasLtCreate"), "{text}");
+        let text = reason(&folder.join("absent.so"));
+        assert!(text.contains("absent.so"), "{text}");
+        std::fs::write(folder.join("text.so"), "not a library").unwrap();
+        let text = reason(&folder.join("text.so"));
+        assert!(text.contains("text.so"), "{text}");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }

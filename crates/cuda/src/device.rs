@@ -24,6 +24,8 @@ pub struct Gpu {
     staging: Staging,
     poison: AtomicBool,
     own_products: AtomicBool,
+    /// Held while cached blocks are returned to make room for a new one.
+    making_room: Mutex<()>,
 }
 
 /// Whether new memory is filled with bytes that read as NaN, so that results that a
@@ -73,6 +75,7 @@ impl Gpu {
             staging: Staging::default(),
             poison: AtomicBool::new(false),
             own_products: AtomicBool::new(false),
+            making_room: Mutex::new(()),
         })
     }
 
@@ -128,19 +131,21 @@ impl Gpu {
         self.own_products.store(products == Products::Kernels, Ordering::Relaxed);
     }
 
+    /// Who should compute large products.
+    pub fn products(&self) -> Products {
+        if self.own_products.load(Ordering::Relaxed) { Products::Kernels } else { Products::Library }
+    }
+
     /// The library of products, or why there is none.
     pub fn library(&self) -> Result<LibraryInfo, CudaError> {
-        self.driver.library()
+        self.with_room(|| self.driver.library())
     }
 
     /// Queues a product of the library: result, both operands, and a matrix that is
     /// added (0 for none). Returns whether it did: there may be no library, or no
     /// algorithm for this product.
     pub fn product(&self, product: &MatrixProduct, addresses: [u64; 4]) -> Result<bool, CudaError> {
-        if self.own_products.load(Ordering::Relaxed) {
-            return Ok(false);
-        }
-        self.driver.product(product, addresses)
+        self.with_room(|| self.driver.product(product, addresses))
     }
 
     /// Returns all cached blocks to the driver.
@@ -159,13 +164,15 @@ impl Gpu {
             if in_use.saturating_add(size) > cache.budget {
                 return Err(CudaError::OverBudget { asked: bytes, in_use, budget: cache.budget });
             }
+            // Before the lock is let go, so that two threads cannot both take the rest.
+            cache.statistics.in_use += size;
             cache.take(size)
         };
         let address = match kept {
             Some(address) => address,
-            None => self.fresh(bytes, size)?,
+            None => self.fresh(bytes, size).inspect_err(|_| self.cache().statistics.in_use -= size)?,
         };
-        self.cache().count(size);
+        self.cache().raise_high_water();
         let block = DeviceBlock::new(Arc::clone(self), address, size, bytes);
         if self.poison.load(Ordering::Relaxed) {
             self.driver.set(address, 0xff, size)?;
@@ -176,20 +183,36 @@ impl Gpu {
     fn fresh(&self, bytes: usize, size: usize) -> Result<u64, CudaError> {
         let mut address = self.driver.allocate(size)?;
         if address.is_none() {
-            self.release();
+            // Another thread may have made room, or be about to.
+            let _held = self.making_room.lock().unwrap_or_else(PoisonError::into_inner);
             address = self.driver.allocate(size)?;
+            if address.is_none() {
+                self.release();
+                address = self.driver.allocate(size)?;
+            }
         }
-        let Some(address) = address else {
-            let (free, total) = self.driver.memory()?;
-            return Err(CudaError::OutOfMemory {
-                asked: bytes,
-                in_use: self.statistics().in_use,
-                free,
-                total,
-            });
-        };
+        let Some(address) = address else { return Err(self.out_of_memory(bytes, size)?) };
         self.cache().statistics.fresh += 1;
         Ok(address)
+    }
+
+    /// The error of a request of this many bytes, already counted as `counted`.
+    fn out_of_memory(&self, asked: usize, counted: usize) -> Result<CudaError, CudaError> {
+        let (free, total) = self.driver.memory()?;
+        Ok(CudaError::OutOfMemory { asked, in_use: self.statistics().in_use - counted, free, total })
+    }
+
+    /// Runs a call for which the driver may need memory of its own. If there is none,
+    /// runs it again without the cache.
+    fn with_room<T>(&self, call: impl Fn() -> Result<T, CudaError>) -> Result<T, CudaError> {
+        match call() {
+            Err(CudaError::NoRoom { .. }) => {
+                let _held = self.making_room.lock().unwrap_or_else(PoisonError::into_inner);
+                self.release();
+                call()
+            }
+            result => result,
+        }
     }
 
     pub(crate) fn give_back(&self, address: u64, size: usize) {
@@ -232,7 +255,7 @@ impl Gpu {
 
     /// Queues a kernel.
     pub fn launch(&self, kernel: &str, grid: Grid, args: &[Arg<'_>]) -> Result<(), CudaError> {
-        self.driver.launch(kernel, grid, args)
+        self.with_room(|| self.driver.launch(kernel, grid, args))
     }
 
     /// Waits for all queued work, and returns its errors.

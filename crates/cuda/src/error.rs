@@ -1,5 +1,7 @@
 //! Errors of CUDA devices.
 
+use std::fmt;
+
 use weightloom_errors::Hint;
 
 /// Why a CUDA device cannot be used, or failed.
@@ -13,14 +15,20 @@ pub enum CudaError {
     OldDriver { found: String, needed: String },
     #[error("there is no GPU `cuda:{ordinal}`: this machine has {found}")]
     NoDevice { ordinal: u8, found: usize },
-    #[error("cannot use the GPU `cuda:{ordinal}`: permission denied or in use exclusively ({name})")]
+    #[error("cannot use the GPU `cuda:{ordinal}`: permission denied, or in use exclusively ({name})")]
     NotAllowed { ordinal: u8, name: String },
     #[error(
-        "cannot allocate {asked} bytes on the GPU: {in_use} are in use by tensors, and {free} of {total} are free"
+        "cannot allocate {} on the GPU: {} are in use by tensors, and {} of {} are free",
+        Size(*asked), Size(*in_use), Size(*free), Size(*total)
     )]
     OutOfMemory { asked: usize, in_use: usize, free: usize, total: usize },
-    #[error("{asked} bytes do not fit in the GPU memory budget of {budget}, of which {in_use} are in use")]
+    #[error(
+        "cannot allocate {} on the GPU: of its memory budget of {}, {} are in use",
+        Size(*asked), Size(*budget), Size(*in_use)
+    )]
     OverBudget { asked: usize, in_use: usize, budget: usize },
+    #[error("{call} failed: the driver has no memory on the GPU ({name})")]
+    NoRoom { call: &'static str, name: String },
     #[error("no kernels for this GPU: its compute capability is {major}.{minor}, and 8.0 is required")]
     Capability { major: u32, minor: u32 },
     #[error("cannot use {name}: {reason}")]
@@ -39,16 +47,29 @@ pub enum CudaError {
     Unordered { call: String, address: u64 },
 }
 
+/// A number of bytes, with a unit.
+struct Size(usize);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(usize, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+        match UNITS.into_iter().find(|(unit, _)| self.0 >= *unit) {
+            Some((unit, name)) => write!(f, "{:.1} {name}", self.0 as f64 / unit as f64),
+            None => write!(f, "{} bytes", self.0),
+        }
+    }
+}
+
 impl Hint for CudaError {
     fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::NoDriver => "install NVIDIA's driver, or use `--device cpu`",
-            Self::OldDriver { .. } => "update NVIDIA's driver",
+            Self::OldDriver { .. } => "update NVIDIA's driver to 580 or later",
             Self::NoDevice { .. } => "use a lower number, or check CUDA_VISIBLE_DEVICES",
             Self::NotAllowed { .. } => {
                 "check the permissions of /dev/nvidia*, and whether another process uses the GPU exclusively"
             }
-            Self::OutOfMemory { .. } => {
+            Self::OutOfMemory { .. } | Self::NoRoom { .. } => {
                 "use a smaller batch, shorter sequences or gradient checkpointing, or end other programs on the GPU"
             }
             Self::OverBudget { .. } => "free tensors, or raise the budget",

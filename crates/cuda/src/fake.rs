@@ -55,6 +55,8 @@ struct State {
     streams: Streams,
     next: u64,
     in_use: usize,
+    /// Bytes that other processes use.
+    others: usize,
     calls: Vec<Recorded>,
     /// The launch that fails, counted from now.
     trap_after: Option<usize>,
@@ -99,6 +101,11 @@ impl FakeDriver {
         self.state().library = Some(library);
     }
 
+    /// Leaves this many bytes of the device's memory to other processes.
+    pub fn leave_to_others(&self, bytes: usize) {
+        self.state().others = bytes;
+    }
+
     /// Makes a later launch end the device's work, as a kernel that traps does: 0 is
     /// the next one.
     pub fn trap_after(&self, launches: usize) {
@@ -121,13 +128,14 @@ impl Driver for FakeDriver {
     }
 
     fn memory(&self) -> Result<(usize, usize), CudaError> {
-        Ok((self.info.memory - self.state().in_use, self.info.memory))
+        let state = self.state();
+        Ok((self.info.memory.saturating_sub(state.in_use + state.others), self.info.memory))
     }
 
     fn allocate(&self, bytes: usize) -> Result<Option<u64>, CudaError> {
         let mut state = self.state();
         state.check("allocate")?;
-        if state.in_use + bytes > self.info.memory {
+        if state.in_use + state.others + bytes > self.info.memory {
             return Ok(None);
         }
         let address = state.next;
@@ -268,6 +276,10 @@ impl Driver for FakeDriver {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+    use weightloom_errors::Hint as _;
+
     use super::*;
     use crate::Gpu;
     use crate::driver::{Lane, SLOT_BYTES};
@@ -296,6 +308,21 @@ mod tests {
         assert!(matches!(error, CudaError::OutOfMemory { asked: 716_800, total: 1_048_576, .. }), "{error}");
         drop(block);
         gpu.allocate(700 << 10).unwrap();
+    }
+
+    #[test]
+    fn memory_that_another_process_uses_is_in_the_error() {
+        let fake = FakeDriver::with_memory(1 << 20);
+        let gpu = Gpu::with_driver(fake.clone());
+        let _block = gpu.allocate(1 << 18).unwrap();
+        fake.leave_to_others(1 << 19);
+        let error = gpu.allocate(1 << 19).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.ends_with("256.0 KiB are in use by tensors, and 256.0 KiB of 1.0 MiB are free"),
+            "{text}"
+        );
+        assert!(error.hint().unwrap().ends_with("or end other programs on the GPU"));
     }
 
     #[test]

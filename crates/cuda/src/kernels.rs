@@ -9,6 +9,34 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     include_str!("../kernels/kernels.txt").lines()
 }
 
+/// What a GPU of a compute capability runs of the fatbin; `None` if nothing.
+///
+/// ```
+/// use weightloom_cuda::{KernelCode, kernel_code};
+///
+/// assert_eq!(kernel_code((9, 0)), Some(KernelCode::Machine("sm_90a")));
+/// assert_eq!(kernel_code((8, 9)), Some(KernelCode::Machine("sm_80")));
+/// assert_eq!(kernel_code((12, 0)), Some(KernelCode::Ptx));
+/// assert_eq!(kernel_code((7, 5)), None);
+/// ```
+pub fn kernel_code(capability: (u32, u32)) -> Option<KernelCode> {
+    match capability {
+        (8, _) => Some(KernelCode::Machine("sm_80")),
+        (9, 0) => Some(KernelCode::Machine("sm_90a")),
+        (9.., _) => Some(KernelCode::Ptx),
+        _ => None,
+    }
+}
+
+/// What a GPU runs of the fatbin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelCode {
+    /// Machine code for an architecture.
+    Machine(&'static str),
+    /// PTX, which the driver compiles when the kernels are loaded.
+    Ptx,
+}
+
 /// Whether there is a kernel of this name.
 pub(crate) fn exists(name: &str) -> bool {
     let sorted: Vec<&str> = names().collect();

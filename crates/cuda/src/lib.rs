@@ -40,6 +40,7 @@ mod memory;
 mod nvidia;
 mod staging;
 
+pub use cublaslt::ALIGNMENT as PRODUCT_ALIGNMENT;
 pub use device::{Gpu, Poison, Products, count};
 pub use driver::{
     Arg, DeviceInfo, Driver, Grid, Lane, LibraryInfo, MatrixProduct, Orientation, ProductDType, SLOT_BYTES,
@@ -47,5 +48,5 @@ pub use driver::{
 };
 pub use error::CudaError;
 pub use fake::{FakeDriver, FakeLibrary, Recorded};
-pub use kernels::{KERNELS, names};
+pub use kernels::{KERNELS, KernelCode, kernel_code, names};
 pub use memory::{DeviceBlock, Statistics};

@@ -96,8 +96,8 @@ impl Cache {
         self.free.drain().flat_map(|(_, addresses)| addresses).collect()
     }
 
-    pub(crate) fn count(&mut self, size: usize) {
-        self.statistics.in_use += size;
+    /// Raises the high-water mark to the bytes in use.
+    pub(crate) fn raise_high_water(&mut self) {
         self.statistics.high_water = self.statistics.high_water.max(self.statistics.in_use);
     }
 }

@@ -7,6 +7,9 @@
 //! ranges under a lock; device addresses are numbers that only the device follows.
 
 use std::ffi::{CStr, CString, c_void};
+use std::fs::File;
+use std::io;
+use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys;
@@ -19,8 +22,8 @@ use crate::driver::{
 use crate::error::CudaError;
 use crate::kernels::{KERNELS, exists};
 
-/// The oldest CUDA version of a driver that runs our kernels.
-const OLDEST: i32 = 12_000;
+/// The oldest CUDA version of a driver that runs our kernels: that of their compiler.
+const OLDEST: i32 = 13_000;
 
 /// A GPU of this machine, through its primary context and two streams.
 #[derive(Debug)]
@@ -35,8 +38,10 @@ pub(crate) struct NvidiaDriver {
     lanes: [Pinned; 3],
     module: Handle<sys::CUmodule>,
     functions: Mutex<FxHashMap<String, Handle<sys::CUfunction>>>,
-    /// Opened with the first product that it could compute, with its workspace.
-    library: OnceLock<Result<(CublasLt, u64), CudaError>>,
+    /// Opened with the first product that it could compute.
+    library: OnceLock<Result<CublasLt, CudaError>>,
+    /// Of the library.
+    workspace: Mutex<Option<u64>>,
 }
 
 /// The pinned memory of a lane, allocated with its first use, and the marks of its
@@ -68,6 +73,9 @@ fn library() -> Result<(), CudaError> {
             }
             // SAFETY: the library is present.
             let result = unsafe { sys::cuInit(0) };
+            if result != sys::CUresult::CUDA_SUCCESS {
+                check_permission(&open_device)?;
+            }
             match result {
                 sys::CUresult::CUDA_ERROR_NO_DEVICE => Ok(()),
                 result => check("cuInit", result),
@@ -76,12 +84,35 @@ fn library() -> Result<(), CudaError> {
             // SAFETY: the pointer is to a local of the right type.
             check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&raw mut version) })?;
             if version < OLDEST {
-                let text = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10);
-                return Err(CudaError::OldDriver { found: text(version), needed: text(OLDEST) });
+                let (found, needed) = (version_text(version), version_text(OLDEST));
+                return Err(CudaError::OldDriver { found, needed });
             }
             Ok(())
         })
         .clone()
+}
+
+/// GPUs whose device files are tried.
+const MOST_DEVICES: u8 = 16;
+
+/// Opens a device file, as the driver does.
+fn open_device(path: &Path) -> io::Result<()> {
+    File::options().read(true).write(true).open(path).map(drop)
+}
+
+/// Fails if this user may not open a device file: the driver then finds no GPU, and
+/// does not say why.
+fn check_permission(open: &dyn Fn(&Path) -> io::Result<()>) -> Result<(), CudaError> {
+    let gpus = (0..MOST_DEVICES).map(|ordinal| (ordinal, format!("/dev/nvidia{ordinal}")));
+    let control = (0, "/dev/nvidiactl".to_owned());
+    for (ordinal, file) in std::iter::once(control).chain(gpus) {
+        if let Err(error) = open(file.as_ref())
+            && error.kind() == io::ErrorKind::PermissionDenied
+        {
+            return Err(CudaError::NotAllowed { ordinal, name: file });
+        }
+    }
+    Ok(())
 }
 
 /// The name of a result, such as `CUDA_ERROR_OUT_OF_MEMORY`.
@@ -112,7 +143,26 @@ fn check(call: &'static str, result: sys::CUresult) -> Result<(), CudaError> {
         | R::CUDA_ERROR_INVALID_PC
         | R::CUDA_ERROR_ECC_UNCORRECTABLE
         | R::CUDA_ERROR_DEVICE_UNAVAILABLE => Err(CudaError::Lost { call, name: name(result) }),
+        R::CUDA_ERROR_OUT_OF_MEMORY => Err(CudaError::NoRoom { call, name: name(result) }),
         _ => Err(CudaError::Driver { call, name: name(result) }),
+    }
+}
+
+fn version_text(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+/// The result of loading the kernels.
+fn load(call: &'static str, result: sys::CUresult) -> Result<(), CudaError> {
+    use sys::CUresult as R;
+    match result {
+        R::CUDA_ERROR_UNSUPPORTED_PTX_VERSION
+        | R::CUDA_ERROR_INVALID_IMAGE
+        | R::CUDA_ERROR_INVALID_PTX
+        | R::CUDA_ERROR_NO_BINARY_FOR_GPU => {
+            Err(CudaError::OldDriver { found: name(result), needed: version_text(OLDEST) })
+        }
+        result => check(call, result),
     }
 }
 
@@ -122,10 +172,14 @@ impl NvidiaDriver {
         library()?;
         let mut count = 0;
         // SAFETY: the pointer is to a local of the right type.
-        match unsafe { sys::cuDeviceGetCount(&raw mut count) } {
-            sys::CUresult::CUDA_ERROR_NO_DEVICE | sys::CUresult::CUDA_ERROR_NOT_INITIALIZED => Ok(0),
-            result => check("cuDeviceGetCount", result).map(|()| usize::try_from(count).unwrap_or(0)),
+        let found = match unsafe { sys::cuDeviceGetCount(&raw mut count) } {
+            sys::CUresult::CUDA_ERROR_NO_DEVICE | sys::CUresult::CUDA_ERROR_NOT_INITIALIZED => 0,
+            result => check("cuDeviceGetCount", result).map(|()| usize::try_from(count).unwrap_or(0))?,
+        };
+        if found == 0 {
+            check_permission(&open_device)?;
         }
+        Ok(found)
     }
 
     /// Opens a GPU and loads the kernels.
@@ -161,7 +215,7 @@ impl NvidiaDriver {
             let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
             check("cuStreamCreate", sys::cuStreamCreate(&raw mut stream, flags))?;
             check("cuStreamCreate", sys::cuStreamCreate(&raw mut copy_stream, flags))?;
-            check("cuModuleLoadData", sys::cuModuleLoadData(&raw mut module, KERNELS.as_ptr().cast()))?;
+            load("cuModuleLoadData", sys::cuModuleLoadData(&raw mut module, KERNELS.as_ptr().cast()))?;
         }
         Ok(Self {
             info,
@@ -173,6 +227,7 @@ impl NvidiaDriver {
             module: Handle(module),
             functions: Mutex::default(),
             library: OnceLock::new(),
+            workspace: Mutex::new(None),
         })
     }
 
@@ -220,15 +275,22 @@ impl NvidiaDriver {
         Ok(use_it(unsafe { start.add(slot.number * SLOT_BYTES + at) }))
     }
 
-    fn cublaslt(&self) -> Result<&(CublasLt, u64), CudaError> {
+    fn cublaslt(&self) -> Result<&CublasLt, CudaError> {
         let opened = self.library.get_or_init(|| {
             self.enter()?;
-            let library = CublasLt::open(&|name| std::env::var(name).ok())?;
-            let none =
-                CudaError::NoLibrary { name: "cuBLASLt", reason: "no memory for its workspace".to_owned() };
-            Ok((library, self.allocate(WORKSPACE)?.ok_or(none)?))
+            CublasLt::open(&|name| std::env::var(name).ok())
         });
         opened.as_ref().map_err(Clone::clone)
+    }
+
+    /// The library's workspace, allocated when it is first needed.
+    fn workspace(&self) -> Result<u64, CudaError> {
+        let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(address) = *workspace {
+            return Ok(address);
+        }
+        let none = || CudaError::NoRoom { call: "cuMemAlloc", name: "cuBLASLt's workspace".to_owned() };
+        Ok(*workspace.insert(self.allocate(WORKSPACE)?.ok_or_else(none)?))
     }
 
     fn function(&self, name: &str) -> Result<sys::CUfunction, CudaError> {
@@ -422,13 +484,13 @@ impl Driver for NvidiaDriver {
     }
 
     fn library(&self) -> Result<LibraryInfo, CudaError> {
-        self.cublaslt().map(|(library, _)| library.info().clone())
+        self.cublaslt().map(|library| library.info().clone())
     }
 
     fn product(&self, product: &MatrixProduct, addresses: [u64; 4]) -> Result<bool, CudaError> {
-        let Ok((library, workspace)) = self.cublaslt() else { return Ok(false) };
+        let Ok(library) = self.cublaslt() else { return Ok(false) };
         self.enter()?;
-        library.run(product, addresses, *workspace, self.stream.0.cast())
+        library.run(product, addresses, self.workspace()?, self.stream.0.cast())
     }
 
     fn synchronize(&self) -> Result<(), CudaError> {
@@ -448,5 +510,26 @@ fn argument(arg: &Arg<'_>) -> *mut c_void {
         Arg::I32(value) => std::ptr::from_ref(value).cast_mut().cast(),
         Arg::F64(value) => std::ptr::from_ref(value).cast_mut().cast(),
         Arg::Bytes(bytes) => bytes.as_ptr().cast_mut().cast(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_file_that_may_not_be_opened_is_named() {
+        let answers = |denied: &'static str| {
+            move |path: &Path| match path.to_str() {
+                Some(file) if file == denied => Err(io::Error::from(io::ErrorKind::PermissionDenied)),
+                Some("/dev/nvidiactl" | "/dev/nvidia0" | "/dev/nvidia1") => Ok(()),
+                _ => Err(io::Error::from(io::ErrorKind::NotFound)),
+            }
+        };
+        assert_eq!(check_permission(&answers("nothing")), Ok(()));
+        for (ordinal, file) in [(0, "/dev/nvidiactl"), (0, "/dev/nvidia0"), (1, "/dev/nvidia1")] {
+            let error = CudaError::NotAllowed { ordinal, name: file.to_owned() };
+            assert_eq!(check_permission(&answers(file)), Err(error));
+        }
     }
 }

@@ -40,8 +40,9 @@ impl Staging {
         while done < bytes.len() {
             if fill.used == SLOT_BYTES {
                 driver.mark(Slot { lane: Lane::Upload, number: fill.number })?;
-                *fill = Fill { number: (fill.number + 1) % SLOTS, used: 0 };
-                driver.wait(Slot { lane: Lane::Upload, number: fill.number })?;
+                let number = (fill.number + 1) % SLOTS;
+                driver.wait(Slot { lane: Lane::Upload, number })?;
+                *fill = Fill { number, used: 0 };
             }
             let slot = Slot { lane: Lane::Upload, number: fill.number };
             let count = (bytes.len() - done).min(SLOT_BYTES - fill.used);

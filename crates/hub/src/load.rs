@@ -138,18 +138,16 @@ impl RankShard {
     /// host memory, and for a GPU as many at a time as [`STAGING`] allows. All ranks
     /// read in as many groups.
     fn groups(&self, dtype: DType) -> Result<Vec<Range<usize>>, HubError> {
-        let all = self.specs.len();
-        if self.dist.device() == Device::Cpu {
-            return Ok(vec![0..all]);
-        }
-        let mut sizes = Vec::with_capacity(all);
+        let mut sizes = Vec::with_capacity(self.specs.len());
         for spec in &self.specs {
             let layout = self.plan.layout_of(&spec.name);
-            let local =
-                layout.local_shape(&spec.shape, self.dist.rank()).map_err(weightloom_nn::NnError::from)?;
-            sizes.push((local.volume() * dtype.size()) as u64);
+            // The first rank of a mesh has the largest shard.
+            let first = layout.mesh().ranks().next().unwrap_or(0);
+            let largest = layout.local_shape(&spec.shape, first).map_err(weightloom_nn::NnError::from)?;
+            sizes.push((largest.volume() * dtype.size()) as u64);
         }
-        Ok(load_groups(sizes, STAGING, &*self.gangs.root).map_err(weightloom_gang::GangsError::from)?)
+        let budget = if self.dist.device() == Device::Cpu { u64::MAX } else { STAGING };
+        Ok(load_groups(sizes, budget, &*self.gangs.root).map_err(weightloom_gang::GangsError::from)?)
     }
 
     fn build(

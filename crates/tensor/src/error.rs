@@ -112,7 +112,9 @@ impl TensorError {
             self,
             Self::OutOfMemory { .. }
                 | Self::NoMemory { .. }
-                | Self::Cuda(CudaError::OutOfMemory { .. } | CudaError::OverBudget { .. })
+                | Self::Cuda(
+                    CudaError::OutOfMemory { .. } | CudaError::OverBudget { .. } | CudaError::NoRoom { .. }
+                )
         )
     }
 

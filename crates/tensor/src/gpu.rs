@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use weightloom_cuda::{CudaError, DeviceInfo, Gpu, count};
+use weightloom_cuda::{CudaError, DeviceInfo, Gpu, KernelCode, count, kernel_code};
 use weightloom_layout::DType;
 
 use crate::cuda::{Cuda, ProductLibrary};
@@ -27,6 +27,8 @@ pub struct GpuFacts {
     pub cuda: (u32, u32),
     /// The number of kernels in this program.
     pub kernels: usize,
+    /// What the GPU runs of them; `None` if nothing.
+    pub kernel_code: Option<KernelCode>,
 }
 
 /// The GPUs of this machine; none without a driver.
@@ -49,6 +51,7 @@ fn facts(ordinal: u8, gpu: &Gpu) -> Result<GpuFacts, CudaError> {
         free: gpu.memory()?.0,
         cuda: (driver_version / 1000, driver_version % 1000 / 10),
         kernels: weightloom_cuda::names().count(),
+        kernel_code: kernel_code(capability),
     })
 }
 

@@ -60,3 +60,4 @@ pub use tape::{
 };
 pub use tensor::Tensor;
 pub use vectors::Level;
+pub use weightloom_cuda::KernelCode;

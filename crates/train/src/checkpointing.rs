@@ -23,7 +23,7 @@ use weightloom_checkpoint::{
 };
 use weightloom_dtensor::DTensor;
 use weightloom_gang::{Elements, GangExt};
-use weightloom_layout::{ReduceOp, Shape};
+use weightloom_layout::{Layout, ReduceOp, Shape};
 use weightloom_tensor::{Device, HostMemory, Tensor};
 
 use crate::engine::{Engine, StageModel, Tied};
@@ -83,11 +83,11 @@ impl DeviceBytes for DeviceTensor {
 /// Bytes in host memory on their way to a GPU, unless one tensor has more.
 const STAGING: u64 = 1 << 30;
 
-/// The most memory for copies of a background save: those of tensors on a GPU.
+/// The most memory for copies of a background save: those of tensors on a GPU. Ranks
+/// share out half of the free memory; some may be on other machines, but none says so.
 fn save_budget(ranks: usize) -> u64 {
-    let available = weightloom_machine::memory().map_or(0, |memory| memory.available);
-    // Some ranks may be on other machines, but none of them says so.
-    (available / 2 / ranks as u64).max(SaveOptions::default().budget)
+    let memory = weightloom_machine::memory();
+    memory.map_or(SaveOptions::default().budget, |memory| memory.available / 2 / ranks as u64)
 }
 
 /// The shard of a tensor that this rank holds.
@@ -226,7 +226,8 @@ impl Engine {
 
     /// Restores optimizer states and adapter matrices from a checkpoint, which may
     /// come from another mesh, and returns its progress. Trained weights of the
-    /// model are loaded with the model. Called by every rank.
+    /// model are loaded with the model. After an error, some may be restored and others
+    /// not. Called by every rank.
     pub fn resume(&mut self, source: &Source, observer: &dyn Observer) -> Result<Progress, TrainError> {
         self.resume_with(source, &StandardPlanners, observer)
     }
@@ -246,7 +247,13 @@ impl Engine {
         let wanted = self.restored_tensors();
         // All at once into host memory; for a GPU, as many as the staging memory holds.
         let budget = if self.dist.device() == Device::Cpu { u64::MAX } else { STAGING };
-        let sizes = wanted.iter().map(|tensor| (tensor.local.volume() * tensor.spec.dtype.size()) as u64);
+        let mut sizes = Vec::with_capacity(wanted.len());
+        for RestoredTensor { spec, layout, .. } in &wanted {
+            // The first rank of a mesh has the largest shard.
+            let first = layout.mesh().ranks().next().unwrap_or(0);
+            let largest = layout.local_shape(&spec.shape, first).map_err(weightloom_nn::NnError::from)?;
+            sizes.push((largest.volume() * spec.dtype.size()) as u64);
+        }
         for group in load_groups(sizes, budget, &*self.gangs.root)? {
             self.restore(source, &wanted[group], planner, observer)?;
         }
@@ -269,6 +276,7 @@ impl Engine {
                     parameter: parameter.clone(),
                     state,
                     spec: spec(value),
+                    layout: value.layout(),
                     local: value.to_local().shape().clone(),
                 }));
             }
@@ -308,7 +316,8 @@ impl Engine {
             let loaded = memory.into_tensor().to(self.dist.device())?;
             match state {
                 None => {
-                    for (_, value) in stage.trained_mut().into_iter().filter(|(found, _)| found == parameter) {
+                    for (_, value) in stage.trained_mut().into_iter().filter(|(found, _)| found == parameter)
+                    {
                         let loaded = loaded.requires_grad();
                         value.change_local(|local| {
                             *local = loaded;
@@ -369,6 +378,7 @@ struct RestoredTensor {
     /// The number of the optimizer's state; `None` for the parameter itself.
     state: Option<usize>,
     spec: TensorSpec,
+    layout: Layout,
     /// The shape of this rank's shard.
     local: Shape,
 }

@@ -42,7 +42,7 @@ pub enum TrainError {
     OtherOptimizer { location: String, found: String, selected: &'static str },
     #[error("step {step} has loss {loss} and gradient norm {gradient_norm}: {what}")]
     NotFinite { step: u64, loss: String, gradient_norm: String, what: String },
-    #[error("step {step} ran out of memory with {} at once: {reason}", rows_text(*.rows))]
+    #[error("cannot run step {step} in micro-batches of {}: {reason}", rows_text(*.rows))]
     OutOfMemory { step: u64, rows: usize, reason: Box<Self> },
     #[error("cannot resume `{checkpoint}` of step {step}: the config changed: {}", change_list(.changes))]
     ConfigChanged { checkpoint: String, step: u64, changes: Vec<ConfigChange> },
@@ -238,11 +238,15 @@ impl Hint for TrainError {
                  this step; the weights are unchanged"
             }
             Self::OutOfMemory { rows, .. } => {
-                let fewer = if *rows > 1 { format!("`train.micro_batch_size` below {rows}, ") } else { String::new() };
+                let fewer = if *rows > 1 {
+                    format!("`train.micro_batch_size` below {rows}, ")
+                } else {
+                    String::new()
+                };
                 return Some(format!(
-                    "set {fewer}`train.gradient_checkpointing: full` or a smaller `data.max_seq_len`, and run the \
-                     same command again: it resumes from the last checkpoint; `weightloom train --dry-run` \
-                     shows what fits"
+                    "set {fewer}`train.gradient_checkpointing: full` or more ranks, and run the command again: \
+                     it resumes from the last checkpoint, if there is one; `weightloom train --dry-run` shows \
+                     what fits"
                 ));
             }
             Self::RunExists { .. } => {

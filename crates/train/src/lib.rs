@@ -57,6 +57,7 @@ pub use config::Config;
 pub use error::TrainError;
 pub use extensions::Extensions;
 pub use trainer::{
-    ConfigChanges, DataPreview, DryRunRequest, End, Outcome, TrainRequest, dry_run, is_running, preview_data, train,
+    ConfigChanges, DataPreview, DryRunRequest, End, Outcome, TrainRequest, dry_run, is_running, preview_data,
+    train,
 };
 pub use warning::Warning;

@@ -32,8 +32,8 @@ impl fmt::Display for Warning {
             }
             Self::OutOfMemory { step, rows, smaller, reason } => write!(
                 f,
-                "step {step} ran out of memory with {rows} rows at once, and continues with {smaller}: set \
-                 `train.micro_batch_size: {smaller}` ({reason})"
+                "cannot run step {step} in micro-batches of {rows} rows: {reason}; the run continues with \
+                 `train.micro_batch_size: {smaller}`"
             ),
             Self::FreeSpace { path, free, checkpoint, kept } => write!(
                 f,

@@ -1,28 +1,33 @@
-//! The memory that a dry run predicts, beside what the allocator gives out. One
+//! The memory that a dry run predicts, beside what the allocator gives out, on the CPU
+//! and on a GPU, which is a fake one unless `WEIGHTLOOM_TEST_DEVICE` names another. One
 //! test, because the allocator's figures are those of the whole process.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
+#[allow(dead_code, reason = "shared with the tests of `tensor`")]
+#[path = "../../tensor/tests/it/device.rs"]
+mod device;
 #[path = "it/setup/models.rs"]
 mod models;
 
 use std::sync::Arc;
 
 use serde_json::json;
-use weightloom_dtensor::DistContext;
+use weightloom_cuda::{FakeDriver, Gpu};
+use weightloom_dtensor::{DistContext, DistOptions};
 use weightloom_gang::{GangOptions, GangSizes, Gangs, solo};
 use weightloom_hub::{ModelLoadOptions, new_model};
 use weightloom_layout::DType;
 use weightloom_nn::{
     ActivationCheckpointing, AttentionConfig, DecoderConfig, ForwardArgs, Input, MlpConfig, Parallel, Stage,
 };
-use weightloom_tensor::memory;
-use weightloom_train::Extensions;
-use weightloom_train::config::{Config, PipelineSchedule};
+use weightloom_tensor::{Device, memory};
+use weightloom_train::config::Config;
 use weightloom_train::dry_run::{self, DryRunSettings, MemoryReport, StageReport};
 use weightloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
 use weightloom_train::optimizer::{Patterns, WeightDecay, from_config};
 use weightloom_train::pipeline::Schedule;
+use weightloom_train::{Extensions, TrainError};
 
 const TIME: usize = 256;
 const ROWS: usize = 8;
@@ -56,55 +61,136 @@ fn predicted(config: &Config) -> (StageReport, MemoryReport) {
     (rank.stages[0].clone(), rank.memory.clone())
 }
 
-/// Bytes that one micro-batch keeps, and the most that a step has in use.
-fn measured(config: &Config, checkpointing: ActivationCheckpointing) -> (u64, u64) {
+fn in_use(device: Device) -> usize {
+    memory::statistics_of(device).unwrap().in_use
+}
+
+fn new_engine(config: &Config, checkpointing: ActivationCheckpointing, device: Device) -> Engine {
     let gangs = Gangs::new(solo(GangOptions::default()), &GangSizes::default()).unwrap();
-    let dist = DistContext::new(Arc::clone(&gangs.root));
-    let before = memory::statistics().in_use;
+    let options = DistOptions { device, ..DistOptions::default() };
+    let dist = DistContext::with_options(Arc::clone(&gangs.root), options);
     let options = ModelLoadOptions {
         gangs: Some(gangs.clone()),
         dtype: Some(DType::F32),
         usage: config.train.accelerator.usage(config.train.precision, 1),
         dist: Some(Arc::clone(&dist)),
+        device,
         ..ModelLoadOptions::default()
     };
     let decoder = new_model(&decoder(), &Parallel::default(), 7, &options).unwrap();
-    let rows = config.train.micro_batch_size.unwrap_or(ROWS);
+    let micros = ROWS / rows_at_once(config);
     let settings = EngineSettings {
         gangs,
         dist,
-        schedule: Arc::new(Schedule::new(PipelineSchedule::GPipe, 1, 1, ROWS / rows).unwrap()),
+        schedule: Arc::new(Schedule::new(config.train.accelerator.pp_schedule, 1, 1, micros).unwrap()),
         optimizer: from_config(&config.train.optimizer).unwrap(),
         decay: &WeightDecay::new(&config.train.optimizer, []).unwrap(),
         frozen: &Patterns::new("none", &[]).unwrap(),
         checkpointing,
         dropout: 0.0,
     };
-    let mut engine = Engine::new(settings, vec![(0, decoder, None)]).unwrap();
-    let tokens: Vec<i64> = (0..rows * TIME).map(|at| (at * 7 % 2000) as i64).collect();
-    let micro = MicroBatch { rows, inputs: tokens.clone(), targets: tokens, documents: None };
+    Engine::new(settings, vec![(0, decoder, None)]).unwrap()
+}
+
+fn rows_at_once(config: &Config) -> usize {
+    config.train.micro_batch_size.unwrap_or(ROWS)
+}
+
+/// The rows of a step in micro-batches of this many.
+fn micro_batches(rows: usize) -> Vec<MicroBatch> {
+    let micro_batch = |first: usize| {
+        let tokens: Vec<i64> =
+            (first * TIME..(first + rows) * TIME).map(|at| (at * 7 % 2000) as i64).collect();
+        MicroBatch { rows, inputs: tokens.clone(), targets: tokens, documents: None }
+    };
+    (0..ROWS).step_by(rows).map(micro_batch).collect()
+}
+
+const STEP: StepSettings = StepSettings { number: 1, learning_rate: 1e-3 };
+
+/// Bytes that one micro-batch keeps, and the most that a step has in use.
+fn measured(config: &Config, checkpointing: ActivationCheckpointing, device: Device) -> (u64, u64) {
+    let before = in_use(device);
+    let mut engine = new_engine(config, checkpointing, device);
+    let micros = micro_batches(rows_at_once(config));
 
     let decoder = &engine.stages()[0].model;
-    let held = memory::statistics().in_use;
-    let batch = decoder.shard().batch(&micro.inputs, rows).unwrap();
+    let held = in_use(device);
+    let batch = decoder.shard().batch(&micros[0].inputs, micros[0].rows).unwrap();
     let hidden = decoder
         .forward(Input::Tokens(batch.clone()), ForwardArgs { checkpointing, ..ForwardArgs::default() })
         .unwrap();
     let loss = decoder.loss(&hidden, &batch, 1.0, None).unwrap();
     drop((hidden, batch));
-    let of_passes = memory::statistics().in_use - held;
+    let of_passes = in_use(device) - held;
     drop(loss);
 
-    memory::reset_high_water();
-    let settings = StepSettings { number: 1, learning_rate: 1e-3 };
-    engine.step(&settings, &vec![micro; ROWS / rows], &mut ()).unwrap();
-    (of_passes as u64, (memory::statistics().high_water - before) as u64)
+    memory::reset_high_water_of(device).unwrap();
+    engine.step(&STEP, &micros, &mut ()).unwrap();
+    let most = memory::statistics_of(device).unwrap().high_water - before;
+    (of_passes as u64, most as u64)
+}
+
+fn config(precision: &str, recompute: &str, micro: usize) -> Config {
+    serde_json::from_value(json!({
+        "model": { "name": "llama" },
+        "data": { "type": "dummy", "max_seq_len": TIME },
+        "train": {
+            "global_batch_size": ROWS,
+            "micro_batch_size": micro,
+            "precision": precision,
+            "gradient_checkpointing": recompute,
+            "accelerator": { "pp_schedule": "gpipe" },
+        },
+    }))
+    .unwrap()
+}
+
+/// A step that runs out of memory changes nothing and keeps nothing, and is the same
+/// as ever in smaller micro-batches.
+fn a_step_without_memory_is_split(device: Device) {
+    let Device::Cuda(ordinal) = device else { panic!("{device} has no budget of its own") };
+    let gpu = Gpu::get(ordinal).unwrap();
+    let (off, before) = (ActivationCheckpointing::Off, in_use(device));
+    let (large, small) = (config("f32", "off", 8), config("f32", "off", 2));
+    let needed = [measured(&large, off, device).1, measured(&small, off, device).1];
+    let mut untroubled = new_engine(&small, off, device);
+    untroubled.split_further(4).unwrap();
+    let expected = untroubled.step(&STEP, &micro_batches(2), &mut ()).unwrap();
+    drop(untroubled);
+
+    let mut engine = new_engine(&large, off, device);
+    let weights = in_use(device);
+    gpu.set_budget(before + ((needed[0] + needed[1]) / 2) as usize);
+    let error = engine.step(&STEP, &micro_batches(8), &mut ()).unwrap_err();
+    assert!(matches!(error, TrainError::OutOfMemory { step: 1, rows: 8, .. }), "{error}");
+    assert!(engine.can_split_further());
+    engine.split_further(4).unwrap();
+    assert_eq!(in_use(device), weights, "the failed step keeps nothing");
+    let found = engine.step(&STEP, &micro_batches(2), &mut ()).unwrap();
+    gpu.set_budget(usize::MAX);
+    assert_eq!(found, expected);
+    drop(engine);
+    assert_eq!(in_use(device), before);
 }
 
 /// Blocks of the allocator are at most a sixteenth larger than what is asked
 /// for, and kernels have a little memory of their own.
 #[test]
 fn memory_is_as_predicted() {
+    as_predicted(Device::Cpu);
+    let gpu = match device::device() {
+        Device::Cpu => {
+            assert!(Gpu::with_driver(FakeDriver::new()).install(200));
+            Device::Cuda(200)
+        }
+        gpu => gpu,
+    };
+    as_predicted(gpu);
+    a_step_without_memory_is_split(gpu);
+}
+
+fn as_predicted(device: Device) {
     for (precision, recompute, micro, kept) in [
         ("f32", "off", 8, ActivationCheckpointing::Off),
         ("f32", "off", 2, ActivationCheckpointing::Off),
@@ -112,22 +198,12 @@ fn memory_is_as_predicted() {
         ("bf16", "off", 4, ActivationCheckpointing::Off),
         ("bf16", "full", 4, ActivationCheckpointing::Full),
     ] {
-        let config: Config = serde_json::from_value(json!({
-            "model": { "name": "llama" },
-            "data": { "type": "dummy", "max_seq_len": TIME },
-            "train": {
-                "global_batch_size": ROWS,
-                "micro_batch_size": micro,
-                "precision": precision,
-                "gradient_checkpointing": recompute,
-                "accelerator": { "pp_schedule": "gpipe" },
-            },
-        }))
-        .unwrap();
+        let config = config(precision, recompute, micro);
         let (stage, memory) = predicted(&config);
-        let (of_passes, most) = measured(&config, kept);
+        let (of_passes, most) = measured(&config, kept, device);
         let said = stage.activations + stage.kept_weights;
-        let about = format!("{precision}, recompute {recompute}, {micro} rows: {stage:?} {memory:?}");
+        let about =
+            format!("{device}, {precision}, recompute {recompute}, {micro} rows: {stage:?} {memory:?}");
         let off = of_passes as f64 / said as f64;
         assert!((0.995..1.02).contains(&off), "kept {of_passes}, not {said} ({off:.3}); {about}");
         let off = most as f64 / memory.peak as f64;

@@ -9,6 +9,9 @@ use weightloom_layout::ReduceOp;
 /// `budget` bytes unless a single item has more. All ranks get as many groups, so that
 /// each group can be one load; the last ones may be empty. Every rank of the gang.
 ///
+/// Ranks that hold parts of the same tensors must pass the same sizes, such as those of
+/// the largest parts: a load compares checksums over all parts of a tensor.
+///
 /// ```
 /// use weightloom_checkpoint::load_groups;
 /// use weightloom_gang::{GangOptions, solo};

@@ -1,6 +1,6 @@
 //! The default planner of saves.
 
-use weightloom_layout::{DType, Layout, Placement, Region, Shape, Tile, TileMut, copy_region};
+use weightloom_layout::{DType, Layout, Placement, Region, Shape};
 
 use super::balance::WriteLoad;
 use super::derive::{TileCache, derive};
@@ -274,14 +274,16 @@ fn part_of<'s>(
         return Ok(tensor.bytes.reborrow());
     }
     let width = tensor.spec.dtype.size();
+    let runs = wanted.relative_to(&held).and_then(|part| part.runs(&held.shape()).ok());
+    let not_held = || PlanError::NotHeld { name: name.to_owned(), rank, wanted: wanted.clone(), held };
     let mut bytes = vec![0; wanted.volume() * width];
-    let whole = tensor.bytes.to_host()?;
-    let source = Tile { region: &held, bytes: &whole };
-    let copied = copy_region(wanted, width, source, &mut TileMut { region: wanted, bytes: &mut bytes });
-    match copied {
-        Ok(()) => Ok(Bytes::Owned(bytes)),
-        Err(_) => Err(PlanError::NotHeld { name: name.to_owned(), rank, wanted: wanted.clone(), held }),
+    let mut rest = &mut bytes[..];
+    for run in runs.ok_or_else(not_held)? {
+        let (part, after) = rest.split_at_mut(run.len() * width);
+        tensor.bytes.read(run.start * width, part)?;
+        rest = after;
     }
+    Ok(Bytes::Owned(bytes))
 }
 
 /// The layout that a tensor is written from.

@@ -108,7 +108,9 @@ impl<'a> WriteBatch<'a> {
             let done = self.write_unsynced(context)?;
             return Ok(WriteBatch { items: Vec::new(), done: Some(done) });
         }
-        let mut budget = options.budget;
+        // Redistributed and transposed tensors are copies already.
+        let owned = self.items.iter().map(|(_, bytes)| bytes.owned()).sum();
+        let mut budget = options.budget.saturating_sub(owned);
         let (mut staged, mut rest) = (Vec::new(), Vec::new());
         for (item, bytes) in self.items {
             let needed = bytes.to_copy();
@@ -212,10 +214,8 @@ fn write_in_place(
         // At least one.
         let (group, later) = rest.split_at(full.unwrap_or(rest.len()).max(1));
         rest = later;
-        let group: Result<Vec<HostChunk<'_>>, CheckpointError> = group
-            .iter()
-            .map(|chunk| Ok(HostChunk { bytes: chunk.bytes.to_host()?, chunk }))
-            .collect();
+        let group: Result<Vec<HostChunk<'_>>, CheckpointError> =
+            group.iter().map(|chunk| Ok(HostChunk { bytes: chunk.bytes.to_host()?, chunk })).collect();
         write_group(&group?, files, sums, threads, observer)?;
     }
     Ok(())

@@ -1,5 +1,6 @@
 //! Redistribution before a save, so that ranks write long runs.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use weightloom_layout::{DType, Plan, Prices, Region, Tile, TileMut, copy_region,
 use crate::collective_result;
 use crate::error::CheckpointError;
 use crate::plan::{PlanError, Redistribution, SavePlan, WriteData, WriteItem};
-use crate::state::{Bytes, LeafValue, State};
+use crate::state::{Bytes, DeviceReadError, LeafValue, State};
 
 /// Tensors in the layout that they are written from, by name.
 #[derive(Default)]
@@ -66,14 +67,17 @@ pub(super) fn redistribute(
         plan.redistributions.iter().map(|step| PlannedMove::new(step, state, gang.rank())).collect();
     let moves = collective_result(&**gang, moves)?;
     let mut redistributor = Redistributor::new(Arc::clone(gang));
+    let mut read = Ok(());
     for planned in moves {
-        let (Some(bytes), Some(region)) = (planned.run(&mut redistributor)?, planned.region.clone()) else {
+        let moved = planned.run(&mut redistributor, &mut read)?;
+        let (Some(bytes), Some(region)) = (moved, planned.region.clone()) else {
             continue;
         };
         if plan.items.iter().any(|item| item.index.name == planned.name) {
             redistributed.shards.insert(planned.name.to_owned(), Shard { region, bytes });
         }
     }
+    collective_result(&**gang, read.map_err(CheckpointError::from))?;
     Ok(redistributed)
 }
 
@@ -110,9 +114,19 @@ impl<'a> PlannedMove<'a> {
         Ok(Self { name, plan, bytes, region })
     }
 
-    fn run(&self, redistributor: &mut Redistributor) -> Result<Option<Vec<u8>>, CheckpointError> {
+    /// If a device fails, zeros are sent, so that the others receive what they wait
+    /// for, and `read` is the error.
+    fn run(
+        &self,
+        redistributor: &mut Redistributor,
+        read: &mut Result<(), DeviceReadError>,
+    ) -> Result<Option<Vec<u8>>, CheckpointError> {
         let Some(bytes) = self.bytes else { return Ok(None) };
-        let bytes = &bytes.to_host()?[..];
+        let bytes = bytes.to_host().unwrap_or_else(|error| {
+            *read = Err(error);
+            Cow::Owned(vec![0; bytes.len()])
+        });
+        let bytes = &*bytes;
         macro_rules! moved {
             ($type:ty) => {{
                 let local: Vec<$type> = bytemuck::pod_collect_to_vec(bytes);

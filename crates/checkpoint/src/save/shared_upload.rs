@@ -48,6 +48,7 @@ pub(super) fn upload_shared(
     let mut received = Vec::new();
     let mut open: Vec<&[Scheduled]> = schedule.iter().map(Vec::as_slice).collect();
     while open.iter().any(|rest| !rest.is_empty()) {
+        let mut uploaded = Ok(());
         // Sending never waits, so all sends come before the first receive.
         let mut own_round: &[Scheduled] = &[];
         for (uploader, rest) in open.iter_mut().enumerate() {
@@ -59,17 +60,16 @@ pub(super) fn upload_shared(
             }
             for chunk in round.iter().filter(|chunk| chunk.rank == rank) {
                 let chunk = &chunks[chunk.number];
-                let bytes = chunk.bytes.to_host()?;
+                let bytes = host_bytes(chunk, &mut uploaded);
                 sums.add_run(chunk.name, chunk.position, &bytes);
                 gang.send_slice(&bytes, uploader, TAG)?;
                 observer.advance(bytes.len() as u64);
             }
         }
-        let mut uploaded = Ok(());
         for &Scheduled { file, offset, rank: holder, number, length } in own_round {
             let bytes = if holder == rank {
                 let chunk = &chunks[number];
-                let bytes = chunk.bytes.to_host()?;
+                let bytes = host_bytes(chunk, &mut uploaded);
                 sums.add_run(chunk.name, chunk.position, &bytes);
                 observer.advance(length);
                 bytes
@@ -84,6 +84,17 @@ pub(super) fn upload_shared(
         collective_result(gang, uploaded)?;
     }
     collective_result(gang, writer.finish())
+}
+
+/// The bytes of a chunk. If its device fails, zeros, so that the others still receive
+/// what they wait for; the round ends with the error.
+fn host_bytes<'a>(chunk: &WriteChunk<'a>, outcome: &mut Result<(), CheckpointError>) -> Cow<'a, [u8]> {
+    chunk.bytes.to_host().unwrap_or_else(|error| {
+        if outcome.is_ok() {
+            *outcome = Err(error.into());
+        }
+        Cow::Owned(vec![0; chunk.bytes.len()])
+    })
 }
 
 /// Every uploader's chunks, in the order of its files.

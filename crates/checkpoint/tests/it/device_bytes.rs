@@ -135,6 +135,38 @@ fn tensors_of_a_device_are_saved_as_those_of_the_host() {
     }
 }
 
+/// Before long runs are written, columns become rows: ranks exchange what they hold.
+#[test]
+fn a_rank_whose_device_is_lost_keeps_no_other_waiting() {
+    let place = tempfile::tempdir().unwrap();
+    for storage in [None, Some(Arc::new(MemoryStorage::default()))] {
+        let target = match &storage {
+            None => Target::Folder(place.path().join("checkpoint")),
+            Some(storage) => Target::Objects(Arc::clone(storage) as _),
+        };
+        let mesh = Mesh::new(&[("a", 2)]).unwrap();
+        let shape = Shape::new(&[64, 64]).unwrap();
+        let all = threads::run(2, GangOptions::default(), |gang: Arc<dyn Gang>| {
+            let device = Arc::new(Device::default());
+            device.is_lost.store(gang.rank() == 1, Ordering::Relaxed);
+            let mut state = State::new();
+            for dim in [0, 1] {
+                let layout = Layout::new(mesh, &[Placement::Shard(dim)]).unwrap();
+                let memory = Arc::new(Mutex::new(vec![gang.rank() as u8; 64 * 64 / 2]));
+                let sharding = Sharding::Layout(layout);
+                let spec = TensorSpec { dtype: DType::U8, shape: shape.clone(), sharding };
+                let bytes = Bytes::Device(Arc::new(OnDevice(Arc::clone(&device), memory)));
+                state.model(format!("model.{dim}"), LocalTensor { spec, bytes });
+            }
+            Saver::new(gang).unwrap().save(&state, &target, &SaveOptions::default(), &())
+        });
+        for report in all.unwrap() {
+            let text = report.unwrap_err().to_string();
+            assert!(text.contains("the GPU stopped"), "{text}");
+        }
+    }
+}
+
 #[test]
 fn a_lost_device_is_an_error_and_leaves_no_checkpoint() {
     let place = tempfile::tempdir().unwrap();
@@ -143,12 +175,14 @@ fn a_lost_device_is_an_error_and_leaves_no_checkpoint() {
         device.is_lost.store(true, Ordering::Relaxed);
         let path = place.path().join(number.to_string());
         for ranks in [1, 2] {
-            let how = (SaveFormat::Native, mode);
-            for report in save(ranks, &Target::Folder(path.clone()), how, Some(&device)) {
-                let text = report.unwrap_err().to_string();
-                assert!(text.contains("cannot copy a tensor to the host: the GPU stopped"), "{text}");
+            let storage = Arc::new(MemoryStorage::default());
+            for target in [Target::Folder(path.clone()), Target::Objects(Arc::clone(&storage) as _)] {
+                for report in save(ranks, &target, (SaveFormat::Native, mode), Some(&device)) {
+                    let text = report.unwrap_err().to_string();
+                    assert!(text.contains("cannot copy a tensor to the host: the GPU stopped"), "{text}");
+                }
             }
-            assert!(!path.exists());
+            assert!(!path.exists() && !storage.files().contains_key("weightloom.json"));
         }
     }
     assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0, "nothing is left behind");

@@ -38,7 +38,9 @@ fn show(tree: &Tree<Leaf<'_>>) -> String {
     match tree {
         Tree::Leaf(Leaf { section, value }) => match value {
             LeafValue::Bytes(bytes) => format!("{section:?} {:?}", bytes.to_host().unwrap()),
-            LeafValue::Tensor(tensor) => format!("{section:?} {} {:?}", tensor.spec.shape, tensor.bytes.to_host().unwrap()),
+            LeafValue::Tensor(tensor) => {
+                format!("{section:?} {} {:?}", tensor.spec.shape, tensor.bytes.to_host().unwrap())
+            }
         },
         Tree::List(children) => format!("[{}]", children.iter().map(show).collect::<Vec<_>>().join(", ")),
         Tree::Map(children) => {

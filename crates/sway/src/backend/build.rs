@@ -52,6 +52,8 @@ pub struct BackendBuilder<'a> {
     pub local: LocalOptions,
     /// Device of local backends; by default the suite's.
     pub device: Option<DeviceChoice>,
+    /// The rank, by which ranks share out the GPUs.
+    pub rank: usize,
     /// Options of API backends; keys default to those in environment variables.
     pub api: ApiOptions,
     /// Options of custom backends.
@@ -86,6 +88,7 @@ impl<'a> BackendBuilder<'a> {
             observer,
             local: LocalOptions::default(),
             device: None,
+            rank: 0,
             api,
             custom,
             programs,
@@ -98,23 +101,24 @@ impl<'a> BackendBuilder<'a> {
     pub fn check(&self, plan: &Plan) -> Result<(), BuildError> {
         check(plan)?;
         self.check_programs(plan)?;
-        let sides = match plan {
-            Plan::Adapter { model } => vec![(TUNED, model)],
-            Plan::Custom { .. } | Plan::Registered { .. } => Vec::new(),
-            Plan::Two { base, tuned } => [(BASE, base), (TUNED, tuned)]
-                .into_iter()
-                .filter_map(|(key, side)| match side {
-                    PlannedModel::Local(model) => Some((key, model)),
-                    _ => None,
-                })
-                .collect(),
-        };
-        for (key, model) in sides {
+        for (key, model) in local_models(plan) {
             let found = self.hub.resolve(&model.base);
             let key = format!("{key}.base");
             found.map_err(|source| BuildError::Model { key, source: Box::new(source) })?;
         }
         Ok(())
+    }
+
+    /// The devices of the models of a plan that this program loads, each once.
+    pub fn devices(&self, plan: &Plan) -> Result<Vec<DeviceChoice>, BuildError> {
+        let mut all = Vec::new();
+        for (key, model) in local_models(plan) {
+            let device = self.device.map_or_else(|| chosen(key, model), Ok)?;
+            if !all.contains(&device) {
+                all.push(device);
+            }
+        }
+        Ok(all)
     }
 
     /// Checks that the programs of a plan may be started.
@@ -235,7 +239,7 @@ impl<'a> BackendBuilder<'a> {
     }
 
     fn engine(&self, model: &LocalModel, base: Model, tuned: Tuned) -> Result<Box<dyn Backend>, BuildError> {
-        let device = self.device.map_or_else(|| chosen(TUNED, model), Ok)?.resolve(0)?.device;
+        let device = self.device.map_or_else(|| chosen(TUNED, model), Ok)?.resolve(self.rank)?.device;
         let options = LocalOptions { dtype: dtype(model.dtype), device, ..self.local };
         Ok(Box::new(LocalBackend::new(&model.kind.to_string(), base, tuned, options)?))
     }
@@ -264,6 +268,21 @@ impl<'a> BackendBuilder<'a> {
 /// Keys of the two models in a suite file.
 const BASE: &str = "models.base";
 const TUNED: &str = "models.ft";
+
+/// The models of a plan that this program loads, with their keys.
+fn local_models(plan: &Plan) -> Vec<(&'static str, &LocalModel)> {
+    match plan {
+        Plan::Adapter { model } => vec![(TUNED, model)],
+        Plan::Custom { .. } | Plan::Registered { .. } => Vec::new(),
+        Plan::Two { base, tuned } => [(BASE, base), (TUNED, tuned)]
+            .into_iter()
+            .filter_map(|(key, side)| match side {
+                PlannedModel::Local(model) => Some((key, model)),
+                _ => None,
+            })
+            .collect(),
+    }
+}
 
 fn of_server(key: &str, source: ApiError) -> BuildError {
     let key = match &source {

@@ -64,7 +64,7 @@ impl Sizes {
             gradient: strides(gradient),
             scale: geometry.scale,
             soft_cap: geometry.soft_cap.unwrap_or(0.0),
-            window: geometry.window.map_or(0, |window| window as u64),
+            window: geometry.window.map_or(u64::MAX, |window| window as u64),
             causal: i32::from(geometry.causal),
             capped: i32::from(geometry.soft_cap.is_some()),
         })

@@ -6,7 +6,9 @@
 
 use std::sync::OnceLock;
 
-use weightloom_cuda::{Arg, CudaError, MatrixProduct, Orientation, ProductDType, Products};
+use weightloom_cuda::{
+    Arg, CudaError, MatrixProduct, Orientation, PRODUCT_ALIGNMENT, ProductDType, Products,
+};
 use weightloom_layout::{DType, Shape};
 
 use super::matmul::{Matrix, Product};
@@ -83,6 +85,9 @@ impl Cuda {
         if bias.is_some() || described(out.dtype(), product).is_none() {
             return Ok(false);
         }
+        if self.gpu()?.products() == Products::Kernels {
+            return Ok(false);
+        }
         match self.product_library()? {
             ProductLibrary::Used { .. } => self.product_by_library(product, residual, (out, first)),
             ProductLibrary::OtherBits { .. } | ProductLibrary::Missing(_) => Ok(false),
@@ -107,7 +112,7 @@ impl Cuda {
         let [left, right] = product.operands;
         let residual = residual.map_or(Ok(0), |x| place(x, first as u64))?;
         let addresses = [place(out, first as u64)?, place(left, *a)?, place(right, *b)?, residual];
-        if addresses.iter().any(|address| address % 16 != 0) {
+        if addresses.iter().any(|address| address % u64::from(PRODUCT_ALIGNMENT) != 0) {
             return Ok(false);
         }
         Ok(self.gpu()?.product(&described, addresses)?)
@@ -124,46 +129,72 @@ impl Cuda {
         let found = match gpu.library() {
             Ok(info) => {
                 let (path, version) = (info.path.display().to_string(), info.version);
-                if self.library_has_our_bits()? {
-                    ProductLibrary::Used { path, version }
-                } else {
-                    gpu.set_products(Products::Kernels);
-                    ProductLibrary::OtherBits { path, version }
+                match self.compare_library()? {
+                    Comparison::Equal => ProductLibrary::Used { path, version },
+                    Comparison::Different => ProductLibrary::OtherBits { path, version },
+                    Comparison::None(dtype) => {
+                        let reason = format!("{path} has no algorithm for products of {dtype}");
+                        ProductLibrary::Missing(CudaError::NoLibrary { name: "cuBLASLt", reason })
+                    }
                 }
             }
+            Err(error @ CudaError::NoRoom { .. }) => return Err(error.into()),
             Err(error) => ProductLibrary::Missing(error),
         };
         Ok(cell.get_or_init(|| found))
     }
 
-    fn library_has_our_bits(self) -> Result<bool> {
+    /// Compares products of the library with those of our kernels: of layers, of their
+    /// inputs' gradients, and of their weights' gradients.
+    fn compare_library(self) -> Result<Comparison> {
         const SIZES: [[usize; 3]; 3] = [[64, 128, 2048], [200, 256, 512], [520, 72, 304]];
         for dtype in [DType::Bf16, DType::F16] {
+            let mut compared = 0;
             for (number, [m, n, k]) in SIZES.into_iter().enumerate() {
-                let random = |dims, part| {
+                let random = |rows: usize, columns: usize, part| {
                     let stream = Stream { seed: number as u64, number: part };
-                    Tensor::normal(dtype, dims, stream, 0).and_then(|x| self.receive(&x))
+                    Tensor::normal(dtype, &[rows, columns], stream, 0).and_then(|x| self.receive(&x))
                 };
-                let (a, b, residual) = (random(&[m, k], 0)?, random(&[n, k], 1)?, random(&[m, n], 2)?);
-                let product = Product {
-                    sizes: [m, n, k],
-                    operands: [&a, &b],
-                    matrices: [Matrix::of(&a), Matrix::of(&b).transposed()],
-                    starts: vec![[0, 0]],
-                };
-                for residual in [None, Some(&residual)] {
-                    let shape = Shape::new(&[m, n])?;
-                    let (library, own) = (self.empty(dtype, &shape)?, self.empty(dtype, &shape)?);
-                    if self.product_by_library(&product, residual, (&library, 0))? {
+                let shape = Shape::new(&[m, n])?;
+                let residual = random(m, n, 0)?;
+                let (rows, columns) = (random(m, k, 1)?, random(n, k, 2)?);
+                let (rows_below, columns_below) = (random(k, m, 3)?, random(k, n, 4)?);
+                let forms = [
+                    ([&rows, &columns], [Matrix::of(&rows), Matrix::of(&columns).transposed()]),
+                    ([&rows, &columns_below], [Matrix::of(&rows), Matrix::of(&columns_below)]),
+                    (
+                        [&rows_below, &columns_below],
+                        [Matrix::of(&rows_below).transposed(), Matrix::of(&columns_below)],
+                    ),
+                ];
+                for (operands, matrices) in forms {
+                    let product = Product { sizes: [m, n, k], operands, matrices, starts: vec![[0, 0]] };
+                    for residual in [None, Some(&residual)] {
+                        let (library, own) = (self.empty(dtype, &shape)?, self.empty(dtype, &shape)?);
+                        if !self.product_by_library(&product, residual, (&library, 0))? {
+                            continue;
+                        }
                         self.product_by_kernel(&product, [None, residual], (&own, 0))?;
                         let bytes = |x: &Tensor| x.read_host(<[u8]>::to_vec);
                         if bytes(&library)? != bytes(&own)? {
-                            return Ok(false);
+                            return Ok(Comparison::Different);
                         }
+                        compared += 1;
                     }
                 }
             }
+            if compared == 0 {
+                return Ok(Comparison::None(dtype));
+            }
         }
-        Ok(true)
+        Ok(Comparison::Equal)
     }
+}
+
+/// What a comparison of the library with our kernels found.
+enum Comparison {
+    Equal,
+    Different,
+    /// The library computed none of the products of a dtype.
+    None(DType),
 }

@@ -34,10 +34,12 @@ impl Cuda {
             states.iter().map(|state| state.detach().to(Device::Cpu)).collect::<Result<Vec<_>>>()?;
         let mut changed: Vec<&mut Tensor> = host_states.iter_mut().collect();
         kernel.run(&gradient, &mut host_parameter, &mut changed)?;
+        // All or nothing: memory may run out in between.
         let device = Device::Cuda(self.0);
+        let new_states = host_states.iter().map(|state| state.to(device)).collect::<Result<Vec<_>>>()?;
         *parameter = host_parameter.to(device)?.with_origin(parameter.origin().clone());
-        for (state, host) in states.iter_mut().zip(host_states) {
-            **state = host.to(device)?;
+        for (state, new) in states.iter_mut().zip(new_states) {
+            **state = new;
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Whether a run fits on a device, and what would make it fit.
 
 use serde::Serialize;
-use weightloom_tensor::{Device, gpus};
+use weightloom_tensor::{Device, DeviceChoice, TensorError, gpus};
 
 use crate::config::{Config, GradientCheckpointing, LoraConfig};
 
@@ -13,55 +13,81 @@ pub struct DeviceMemory {
     pub device: String,
     /// Free bytes.
     pub free: u64,
-    /// Bytes that a rank needs besides those in tensors, for every 1,000 bytes in
-    /// tensors, and once.
+    /// The ranks that share the device; each may use its part.
+    pub ranks: usize,
+    /// Whether further ranks would have a device of their own.
+    pub one_per_rank: bool,
     #[serde(skip)]
-    pub overhead: (u64, u64),
+    overhead: Overhead,
+}
+
+/// Bytes that a rank needs besides those in tensors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Overhead {
+    /// For every 1,000 bytes in tensors.
+    per_1000: u64,
+    once: u64,
 }
 
 /// On a GPU, blocks are up to a sixteenth larger than tensors, on average a thirtieth,
-/// and freed blocks of other sizes wait for their next use.
-const GPU_OVERHEAD_PER_1000: u64 = 60;
+/// and freed blocks of other sizes wait for their next use. Once: cuBLASLt's workspace
+/// and code.
+const GPU_OVERHEAD: Overhead = Overhead { per_1000: 60, once: 256 << 20 };
 
-/// cuBLASLt's workspace and code.
-const GPU_OVERHEAD_ONCE: u64 = 256 << 20;
+/// The driver's context, which is there already on a GPU of this machine.
+const GPU_CONTEXT: u64 = 512 << 20;
 
 impl DeviceMemory {
-    /// The memory of a device of this machine that is free now. `None` if it cannot be
-    /// found out.
-    pub fn of(device: Device) -> Option<Self> {
-        match device {
-            Device::Cuda(_) => {
-                let gpu = gpus().ok()?.into_iter().find(|gpu| gpu.device == device)?;
-                let free = gpu.free as u64;
-                let overhead = (GPU_OVERHEAD_PER_1000, GPU_OVERHEAD_ONCE);
-                Some(Self { device: format!("{device} ({})", gpu.name), free, overhead })
-            }
-            Device::Cpu => {
-                let free = weightloom_machine::memory()?.available;
-                Some(Self { device: "this machine's memory".to_owned(), free, overhead: (0, 0) })
-            }
-            _ => None,
+    /// The memory that is free now on the device of a choice, for as many ranks on this
+    /// machine. `None` if it cannot be found out.
+    pub fn of(choice: DeviceChoice, ranks: usize) -> Result<Option<Self>, TensorError> {
+        let device = choice.resolve(0)?.device;
+        if device == Device::Cpu {
+            let memory = weightloom_machine::memory();
+            return Ok(memory.map(|memory| Self {
+                device: "this machine".to_owned(),
+                free: memory.available,
+                ranks,
+                one_per_rank: false,
+                overhead: Overhead::default(),
+            }));
         }
+        let gpus = gpus()?;
+        let shared = match choice {
+            DeviceChoice::Cuda(Some(_)) => ranks,
+            _ => ranks.div_ceil(gpus.len().max(1)),
+        };
+        Ok(gpus.into_iter().find(|gpu| gpu.device == device).map(|gpu| Self {
+            device: format!("{device} ({})", gpu.name),
+            free: gpu.free as u64,
+            ranks: shared,
+            one_per_rank: false,
+            overhead: GPU_OVERHEAD,
+        }))
     }
 
-    /// A GPU with this much free memory.
+    /// A GPU with this much memory that no process uses yet.
     pub fn of_bytes(free: u64) -> Self {
-        let overhead = (GPU_OVERHEAD_PER_1000, GPU_OVERHEAD_ONCE);
-        Self { device: "the given memory".to_owned(), free, overhead }
+        let overhead = Overhead { once: GPU_OVERHEAD.once + GPU_CONTEXT, ..GPU_OVERHEAD };
+        Self { device: "a GPU of that size".to_owned(), free, ranks: 1, one_per_rank: true, overhead }
     }
 
     /// The bytes that a rank needs whose tensors need this many at their peak.
     pub fn needed(&self, peak: u64) -> u64 {
-        let (per_1000, once) = self.overhead;
+        let Overhead { per_1000, once } = self.overhead;
         peak.saturating_add(peak / 1000 * per_1000).saturating_add(once)
+    }
+
+    /// The bytes that one rank may use.
+    pub fn of_rank(&self) -> u64 {
+        self.free / self.ranks.max(1) as u64
     }
 }
 
 /// Whether a run fits on a device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FitReport {
-    /// The memory that it should fit into, one rank on it.
+    /// The memory that it should fit into.
     pub memory: DeviceMemory,
     /// Bytes that the rank needs that needs most.
     pub needed: u64,
@@ -161,7 +187,7 @@ impl FitReport {
         peak_of: &dyn Fn(&Config, usize) -> Option<u64>,
     ) -> Self {
         let needed = memory.needed(peak);
-        let fits = needed <= memory.free;
+        let fits = needed <= memory.of_rank();
         let mut report = Self { memory, needed, fits, remedies: Vec::new(), least: None };
         if !fits {
             let base = Candidate { config: config.clone(), ranks, overrides: Vec::new() };
@@ -192,10 +218,13 @@ impl FitReport {
             smallest = smallest.micro_batch(1);
         }
         if search.found.is_empty() {
+            // More ranks help only if they do not share the device.
+            let alone = self.memory.one_per_rank;
             let doubled = std::iter::successors(Some(base.ranks * 2), |ranks| Some(ranks * 2));
-            let more = doubled.take_while(|ranks| *ranks <= MOST_RANKS);
+            let more = doubled.take_while(|ranks| alone && *ranks <= MOST_RANKS);
             search.first(Effect::Nothing, more.map(|ranks| smallest.on_ranks(ranks)));
-            if base.config.model.lora.is_none() {
+            // An adapter needs weights to adapt.
+            if base.config.model.lora.is_none() && base.config.model.weights_path.is_some() {
                 search.first(Effect::AdapterOnly, [base.adapter(), smallest.adapter()]);
             }
             let halved = std::iter::successors(Some(base.config.data.max_seq_len / 2), |it| Some(it / 2));
@@ -223,7 +252,7 @@ impl Search<'_> {
             let Some(peak) = (self.peak_of)(&config, ranks) else { continue };
             let needed = self.memory.needed(peak);
             self.least = Some(self.least.map_or(needed, |least| least.min(needed)));
-            if needed <= self.memory.free {
+            if needed <= self.memory.of_rank() {
                 self.found.push(Remedy { overrides, ranks, needed, effect });
                 return;
             }
@@ -251,7 +280,7 @@ mod tests {
 
     fn report(free: u64) -> FitReport {
         let config = serde_json::json!({
-            "model": { "name": "llama" },
+            "model": { "name": "llama", "weights_path": "base" },
             "data": { "type": "dummy", "max_seq_len": 4096 },
             "train": { "micro_batch_size": 8 },
         });
@@ -277,10 +306,7 @@ mod tests {
         assert!(!report.fits);
         assert_eq!(
             overrides(&report),
-            [
-                "train.micro_batch_size=2 on 1",
-                "train.gradient_checkpointing=full on 1",
-            ]
+            ["train.micro_batch_size=2 on 1", "train.gradient_checkpointing=full on 1",]
         );
         assert!(report.remedies.iter().all(|remedy| remedy.needed <= 80 << 30));
     }

@@ -77,7 +77,8 @@ type StageGradients = BTreeMap<String, DTensor>;
 impl Engine {
     /// Runs the forward and backward passes, reduces and clips gradients, and
     /// updates the weights. Called by every rank with its own rows. Leaves the
-    /// weights unchanged if the loss or the norm is not finite, or if memory runs out.
+    /// weights unchanged if the loss or the norm is not finite, or if memory runs out
+    /// ([`TrainError::OutOfMemory`]) before the update.
     pub fn step(
         &mut self,
         settings: &StepSettings,

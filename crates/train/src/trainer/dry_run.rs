@@ -16,7 +16,7 @@ use crate::error::TrainError;
 use crate::extensions::Extensions;
 use crate::spec::ModelSpec;
 
-/// What a dry run predicts.
+/// Inputs of a dry run.
 #[derive(Clone)]
 #[allow(missing_docs)]
 pub struct DryRunRequest<'a> {
@@ -25,7 +25,7 @@ pub struct DryRunRequest<'a> {
     pub extensions: &'a Extensions,
     /// The number of ranks.
     pub world: usize,
-    /// The memory that a rank should fit into.
+    /// The memory that the run should fit into.
     pub memory: Option<DeviceMemory>,
 }
 

@@ -20,7 +20,7 @@ pub(super) struct HeldOut {
     pub(super) documents: Option<DocumentsRead>,
     /// Prompts, and their tokens as the data has prompts.
     prompts: Vec<(String, Vec<u32>)>,
-    micro_rows: usize,
+    pub(super) micro_rows: usize,
     /// The step of the last evaluation.
     pub(super) evaluated_step: Option<u64>,
 }

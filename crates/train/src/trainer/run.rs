@@ -286,6 +286,7 @@ impl<'a> Run<'a> {
         let Some(smaller) = smaller.filter(|_| self.engine.can_split_further()) else { return Err(error) };
         self.engine.split_further(rows / smaller)?;
         self.micro_batch_size = smaller;
+        self.held_out.micro_rows = self.held_out.micro_rows.min(smaller);
         let reason = reason.to_string();
         let warning = Warning::OutOfMemory { step: *step, rows: *at_once, smaller, reason };
         self.record_event(EventKind::Warning { message: warning.to_string() })?;

@@ -80,20 +80,20 @@ fn a_step_that_runs_out_of_memory_continues_with_smaller_micro_batches() {
     // Once each; later steps keep the size that fits.
     assert_eq!(sizes, [(1, 8, 4), (1, 4, 2)]);
     let text = outcome.warnings[0].to_string();
-    assert!(text.starts_with("step 1 ran out of memory with 8 rows at once, and continues with 4"), "{text}");
+    assert!(text.starts_with("cannot run step 1 in micro-batches of 8 rows: cannot allocate "), "{text}");
+    assert!(text.ends_with("the run continues with `train.micro_batch_size: 4`"), "{text}");
     assert_eq!(Gpu::get(152).unwrap().statistics().in_use, 0, "nothing leaks");
 }
 
 #[test]
 fn a_step_of_one_row_that_does_not_fit_says_what_would() {
-    let weights_only = 3 << 20;
-    let device = install(153, &FakeDriver::with_memory(weights_only));
+    let device = install(153, &FakeDriver::with_memory(memory_of(157, 1) * 3 / 4));
     let place = tempdir().unwrap();
     let error = alone(&config(&device, 1, place.path())).unwrap_err();
     assert!(matches!(error, TrainError::OutOfMemory { step: 1, rows: 1, .. }), "{error}");
     assert!(error.is_of_device());
     let text = error.to_string();
-    assert!(text.starts_with("step 1 ran out of memory with 1 row at once: cannot allocate "), "{text}");
+    assert!(text.starts_with("cannot run step 1 in micro-batches of 1 row: cannot allocate "), "{text}");
     let hint = error.hint().unwrap();
     assert!(hint.contains("train.gradient_checkpointing: full") && hint.contains("--dry-run"), "{hint}");
     assert!(!hint.contains("micro_batch_size"), "{hint}");

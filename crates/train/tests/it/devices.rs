@@ -3,6 +3,7 @@
 //! Without a GPU, the same steps run on a fake driver, which checks addresses and
 //! kernels and counts calls, but computes nothing.
 
+use std::io::Write as _;
 use std::sync::Arc;
 
 use tempfile::tempdir;
@@ -17,6 +18,11 @@ use crate::setup::{Recipe, Setup, Trainer, Weights, losses_apart, models};
 
 /// What is asked of f32 on another device, over 50 steps.
 const TOLERANCE: f64 = 1e-4;
+
+/// Not by a macro, whose output the test runner would keep to itself.
+fn report(line: &str) {
+    writeln!(std::io::stderr(), "{line}").unwrap();
+}
 
 fn losses(recipe: &Recipe, how: &Setup, steps: u64) -> Vec<StepResult> {
     let all = threads::run(how.ranks, GangOptions::default(), |root| {
@@ -41,6 +47,7 @@ fn losses_are_those_of_the_cpu() {
             let expected = losses(&recipe.clone().on(Device::Cpu), how, 50);
             let found = losses(&recipe, how, 50);
             let most = losses_apart(&found, &expected);
+            report(&format!("{name}, {} ranks: losses of 50 steps differ by {most:.1e}", how.ranks));
             assert!(most <= TOLERANCE, "{name}, {how:?}: {most:.1e}");
             // On one device, every bit is the same from run to run.
             assert_eq!(losses(&recipe, how, 50), found, "{name}, {how:?}");
@@ -63,6 +70,7 @@ fn a_run_moves_from_the_cpu_to_a_gpu_and_back() {
         found.extend(leg(&recipe, &how, Some(&path("first")), 4..=6, &path("second")));
         found.extend(leg(&on_cpu, &how, Some(&path("second")), 7..=9, &path("third")));
         let most = losses_apart(&found, &expected);
+        report(&format!("{name}: moved to the GPU and back, losses differ by {most:.1e}"));
         assert!(most <= TOLERANCE, "{name}: {most:.1e}");
     }
 }

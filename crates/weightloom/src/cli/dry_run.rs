@@ -12,9 +12,9 @@ pub(super) fn render(run: &DryRun) -> String {
     sections.join("\n")
 }
 
-/// Warns if the run does not fit.
+/// Warns on stderr if the run does not fit, where results are JSON: the text says so.
 pub(super) fn warn_if_too_large(run: &DryRun, output: Output) {
-    if let Some(fit) = run.fit.as_ref().filter(|fit| !fit.fits) {
+    if let Some(fit) = run.fit.as_ref().filter(|fit| !fit.fits && output.is_json()) {
         output.warning(&fact(fit));
     }
 }
@@ -22,10 +22,18 @@ pub(super) fn warn_if_too_large(run: &DryRun, output: Output) {
 /// Whether a run fits.
 fn fact(fit: &FitReport) -> String {
     let FitReport { memory, needed, fits, .. } = fit;
-    let (needed, free) = (bytes(*needed), bytes(memory.free));
+    let (needed, device) = (bytes(*needed), &memory.device);
+    let free = match memory.ranks {
+        1 => format!("{} free on {device}", bytes(memory.free)),
+        ranks => format!(
+            "{} that each of {ranks} ranks has of {} free on {device}",
+            bytes(memory.of_rank()),
+            bytes(memory.free)
+        ),
+    };
     match fits {
-        true => format!("a rank needs {needed} of the {free} free in {}", memory.device),
-        false => format!("a rank needs {needed}, but only {free} are free in {}", memory.device),
+        true => format!("a rank needs {needed} of the {free}"),
+        false => format!("a rank needs {needed}, more than the {free}"),
     }
 }
 
@@ -37,19 +45,18 @@ fn fit(run: &DryRun) -> String {
     }
     let mut lines = vec![format!("\nIt does not fit: {fact}.")];
     match fit.least {
-        Some(least) => lines.push(format!(
-            "Neither checkpointing, one row at a time, an adapter nor more ranks is enough: {} at least.",
-            bytes(least)
-        )),
+        Some(least) => {
+            lines.push(format!("No change that was tried makes it fit: the smallest needs {}.", bytes(least)))
+        }
         None if fit.remedies.is_empty() => {}
-        None => lines.push("It would with one of:".to_owned()),
+        None => lines.push("Changes that make it fit:".to_owned()),
     }
     for Remedy { overrides, ranks, needed, effect } in &fit.remedies {
         let ranks = if *ranks == run.mesh.world { String::new() } else { format!("--ranks {ranks} ") };
         let effect = match effect {
             Effect::Nothing => "computes the same",
             Effect::AdapterOnly => "trains only an adapter",
-            Effect::ShorterRows => "shortens rows",
+            Effect::ShorterRows => "truncates rows",
         };
         lines.push(format!("  {ranks}{}  ({}; {effect})", overrides.join(" "), bytes(*needed)));
     }

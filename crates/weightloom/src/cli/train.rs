@@ -21,8 +21,8 @@ use weightloom::train::callback::{
 };
 use weightloom::train::config::{Config, ConfigReader, dump, reference_with, schema_with};
 use weightloom::train::data::{DocumentsRead, PromptStyle};
-use weightloom::train::metrics::{Event, EventKind, Record, SinkKind};
 use weightloom::train::dry_run::DeviceMemory;
+use weightloom::train::metrics::{Event, EventKind, Record, SinkKind};
 use weightloom::train::{ConfigChanges, DryRunRequest, End, Outcome, TrainError, TrainRequest, train};
 
 use super::RankArgs;
@@ -57,7 +57,7 @@ pub(super) struct TrainArgs {
     #[arg(long)]
     dry_run: bool,
 
-    /// With --dry-run: the free memory of the GPU to fit into, such as 80GB [default: that of the device].
+    /// Check --dry-run against a GPU with this much memory, such as 80GB, for each rank.
     #[arg(long, value_name = "SIZE", requires = "dry_run", value_hint = ValueHint::Other)]
     memory: Option<ByteSize>,
 
@@ -131,8 +131,8 @@ impl TrainArgs {
         if let Some(ByteSize(bytes)) = self.memory {
             return Some(DeviceMemory::of_bytes(bytes));
         }
-        match config.train.device.resolve(0) {
-            Ok(chosen) => DeviceMemory::of(chosen.device),
+        match DeviceMemory::of(config.train.device, self.ranks.ranks.unwrap_or(1)) {
+            Ok(memory) => memory,
             Err(error) => {
                 output.note(&format!("{error}; use `--memory` to check another device"));
                 None

@@ -4,7 +4,7 @@ use std::fs;
 use std::thread;
 
 use weightloom::errors::Hint as _;
-use weightloom::tensor::{GpuFacts, ProductLibrary, SelfTest, gpus, product_library};
+use weightloom::tensor::{GpuFacts, KernelCode, ProductLibrary, SelfTest, gpus, product_library};
 use weightloom_machine::Memory;
 
 use super::Check;
@@ -117,9 +117,14 @@ fn library() -> Option<Check> {
 
 /// A GPU with the results of its test, and whether it works.
 fn describe(gpu: &GpuFacts) -> (String, bool) {
-    let GpuFacts { device, name, capability, memory, free, cuda, kernels } = gpu;
+    let GpuFacts { device, name, capability, memory, free, cuda, kernels, kernel_code } = gpu;
+    let code = match kernel_code {
+        Some(KernelCode::Machine(name)) => format!("for {name}"),
+        Some(KernelCode::Ptx) => "in PTX, which the driver compiles".to_owned(),
+        None => "none of which runs on it".to_owned(),
+    };
     let facts = format!(
-        "{device} {name}, {} ({} free), compute capability {}.{}, driver for CUDA {}.{}, {kernels} kernels",
+        "{device} {name}, {} ({} free), compute capability {}.{}, driver for CUDA {}.{}, {kernels} kernels {code}",
         bytes(*memory as u64),
         bytes(*free as u64),
         capability.0,

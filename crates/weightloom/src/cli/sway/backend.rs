@@ -6,7 +6,7 @@ use weightloom::hub::Hub;
 use weightloom::sway::backend::build::{BackendBuilder, BuildError, Programs, embedding_folder};
 use weightloom::sway::{Backend, Suite};
 
-use super::super::device::DeviceOverride;
+use super::super::device::{self, DeviceOverride};
 use super::super::failure::Failure;
 use super::super::hub::{Downloads, HubArgs};
 use super::super::output::Output;
@@ -24,17 +24,26 @@ pub(in crate::cli) struct BackendArgs {
     /// Start the programs that the suite names with `kind: custom`; read them first.
     #[arg(long)]
     allow_programs: bool,
+
+    /// The rank of this process or thread.
+    #[arg(skip)]
+    rank: usize,
 }
 
 impl BackendArgs {
     /// Options of suites that name no programs.
     pub(in crate::cli) fn local(hub: &HubArgs, device: DeviceOverride) -> Self {
-        Self { hub: hub.clone(), device, allow_programs: false }
+        Self { hub: hub.clone(), device, allow_programs: false, rank: 0 }
     }
 
     /// The options of a command whose flag is its own.
     pub(in crate::cli) fn new(hub: &HubArgs, device: DeviceOverride, programs: Programs) -> Self {
-        Self { hub: hub.clone(), device, allow_programs: programs == Programs::Allow }
+        Self { hub: hub.clone(), device, allow_programs: programs == Programs::Allow, rank: 0 }
+    }
+
+    /// The same on a rank, which takes its share of the GPUs.
+    pub(super) fn on_rank(&self, rank: usize) -> Self {
+        Self { rank, ..self.clone() }
     }
 
     pub(in crate::cli) fn hub(&self, registry: &Registry) -> Result<Hub, Failure> {
@@ -62,6 +71,10 @@ pub(in crate::cli) fn build(
     builder.backends = registry.judging().backends.clone();
     builder.programs = args.programs();
     builder.device = args.device.device;
+    builder.rank = args.rank;
+    for choice in builder.devices(&suite.plan).map_err(failed)? {
+        device::resolve(choice, args.rank, output)?;
+    }
     builder.build_suite(suite, &progress).map_err(failed)
 }
 

@@ -176,7 +176,8 @@ impl JudgeArgs {
         let on_rank = |gang: Arc<dyn Gang>| {
             let failed = |error: BackendError| Failure::operational_with_hint(&error);
             if gang.rank() > 0 {
-                let mut backend = build(&prepared.suite, &self.backend, registry, output.quiet())?;
+                let backend = self.backend.on_rank(gang.rank());
+                let mut backend = build(&prepared.suite, &backend, registry, output.quiet())?;
                 return follow(&mut *backend, &*gang).map(|()| None).map_err(failed);
             }
             let mut backend =
