@@ -72,7 +72,7 @@
 //!         match (&state.leaves()[&item.index.name].value, &item.data) {
 //!             (LeafValue::Tensor(tensor), WriteData::Tensor { dtype, .. }) => {
 //!                 let mut turned = vec![0; item.bytes() as usize];
-//!                 cast(tensor.spec.dtype, &bytes, *dtype, &mut turned);
+//!                 cast(tensor.spec.dtype, &bytes.to_host()?, *dtype, &mut turned);
 //!                 Ok(turned.into())
 //!             }
 //!             _ => Ok(bytes),

@@ -189,8 +189,8 @@ impl CublasLt {
     fn open_file(file: &PathBuf) -> Result<Self, String> {
         // SAFETY: loading NVIDIA's library runs its initializers, which is what every
         // program that uses it does.
-        let library = unsafe { Library::new(file) }.map_err(|error| error.to_string())?;
-        let functions = Functions::of(&library).map_err(|error| error.to_string())?;
+        let library = unsafe { Library::new(file) }.map_err(|error| reason(&error))?;
+        let functions = Functions::of(&library).map_err(|error| reason(&error))?;
         // SAFETY: the function takes nothing.
         let version = unsafe { (functions.version)() };
         if version < OLDEST {
@@ -394,6 +394,11 @@ impl fmt::Debug for CublasLt {
     }
 }
 
+/// The loader's own words, which the error itself leaves out.
+fn reason(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
 /// 130100 is 13.1.
 fn version_text(version: usize) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
@@ -443,7 +448,7 @@ mod tests {
         file
     }
 
-    fn reason(file: &Path) -> String {
+    fn refusal(file: &Path) -> String {
         let text = file.display().to_string();
         match CublasLt::open(&|name| (name == "WEIGHTLOOM_CUBLASLT").then(|| text.clone())) {
             Err(CudaError::NoLibrary { name: "cuBLASLt", reason }) => reason,
@@ -460,17 +465,17 @@ mod tests {
             let all: Vec<_> = others.chain([("cublasLtGetVersion", version)]).collect();
             library(&folder, name, &all)
         };
-        let text = reason(&with("old.so", 110_803, 0));
+        let text = refusal(&with("old.so", 110_803, 0));
         assert!(text.ends_with("old.so: version 11.8.3 is older than 12.0.0"), "{text}");
         // `cublasStatus_t` 1 is "not initialized".
-        let text = reason(&with("broken.so", 130_000, 1));
+        let text = refusal(&with("broken.so", 130_000, 1));
         assert!(text.ends_with("broken.so: cannot be initialized (status 1)"), "{text}");
-        let text = reason(&library(&folder, "other.so", &[("cublasLtGetVersion", 130_000)]));
+        let text = refusal(&library(&folder, "other.so", &[("cublasLtGetVersion", 130_000)]));
         assert!(text.contains("undefined symbol: cublasLtCreate"), "{text}");
-        let text = reason(&folder.join("absent.so"));
+        let text = refusal(&folder.join("absent.so"));
         assert!(text.contains("absent.so"), "{text}");
         std::fs::write(folder.join("text.so"), "not a library").unwrap();
-        let text = reason(&folder.join("text.so"));
+        let text = refusal(&folder.join("text.so"));
         assert!(text.contains("text.so"), "{text}");
         std::fs::remove_dir_all(&folder).unwrap();
     }

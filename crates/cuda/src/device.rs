@@ -202,8 +202,8 @@ impl Gpu {
         Ok(CudaError::OutOfMemory { asked, in_use: self.statistics().in_use - counted, free, total })
     }
 
-    /// Runs a call for which the driver may need memory of its own. If there is none,
-    /// runs it again without the cache.
+    /// Runs a call for which the driver may allocate memory. If there is none, runs it
+    /// again without the cache.
     fn with_room<T>(&self, call: impl Fn() -> Result<T, CudaError>) -> Result<T, CudaError> {
         match call() {
             Err(CudaError::NoRoom { .. }) => {

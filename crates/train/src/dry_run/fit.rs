@@ -15,7 +15,7 @@ pub struct DeviceMemory {
     pub free: u64,
     /// The ranks that share the device; each may use its part.
     pub ranks: usize,
-    /// Whether further ranks would have a device of their own.
+    /// Whether further ranks would each have another device.
     pub one_per_rank: bool,
     #[serde(skip)]
     overhead: Overhead,

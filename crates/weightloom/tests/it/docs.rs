@@ -11,7 +11,8 @@ use crate::signatures::{PRIVATE, PUBLIC};
 use crate::train::place::Place;
 
 /// Commands that this test does not run, by their beginning, and why.
-const NOT_RUN: [(&str, &str); 8] = [
+const NOT_RUN: [(&str, &str); 9] = [
+    ("weightloom train run.yaml --device cuda", "needs a GPU; `scripts/gpu-run` trains on one"),
     ("cargo install --path crates/weightloom", "installs a binary; CI builds it"),
     ("cargo run --release -- quickstart", "the tests `quickstart` run it"),
     ("./test", "runs this test"),
