@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde_json::json;
 use tempfile::tempdir;
 use weightloom_cuda::{FakeDriver, Gpu};
-use weightloom_errors::Hint as _;
+use weightloom_errors::Hint;
 use weightloom_gang::{Gang, GangOptions, solo, threads};
 use weightloom_hub::cards::StoreSettings;
 use weightloom_hub::fetch::FetchSettings;
@@ -107,7 +107,7 @@ fn on_several_ranks_the_one_without_memory_is_named_and_none_hangs() {
     let all = threads::run(2, GangOptions::default(), |gang| run(&config, gang).map(|_| ()));
     let errors: Vec<TrainError> = all.unwrap().into_iter().map(Result::unwrap_err).collect();
     assert!(errors.iter().any(|error| matches!(error, TrainError::OutOfMemory { .. })), "{errors:?}");
-    let hints = errors.iter().filter(|error| !error.is_consequence()).filter_map(|error| error.hint());
+    let hints = errors.iter().filter(|error| !error.is_consequence()).filter_map(Hint::hint);
     assert!(hints.into_iter().all(|hint| hint.contains("train.micro_batch_size")), "{errors:?}");
 }
 

@@ -44,12 +44,11 @@ fn fit(run: &DryRun) -> String {
         return format!("\nIt fits: {fact}.");
     }
     let mut lines = vec![format!("\nIt does not fit: {fact}.")];
-    match fit.least {
-        Some(least) => {
-            lines.push(format!("No change that was tried makes it fit: the smallest needs {}.", bytes(least)))
-        }
-        None if fit.remedies.is_empty() => {}
-        None => lines.push("Changes that make it fit:".to_owned()),
+    if let Some(least) = fit.least {
+        lines.push(format!("No change that was tried makes it fit: the smallest needs {}.", bytes(least)));
+    }
+    if !fit.remedies.is_empty() {
+        lines.push("Changes that make it fit:".to_owned());
     }
     for Remedy { overrides, ranks, needed, effect } in &fit.remedies {
         let ranks = if *ranks == run.mesh.world { String::new() } else { format!("--ranks {ranks} ") };

@@ -94,7 +94,8 @@ fn a_frozen_rank_of_a_run_is_named() {
         let what = format!("after {steps} lines and {delay} ms: {errors}");
         assert!(!status.success() && begun.elapsed() < Duration::from_secs(60), "{what}");
         let blamed: Vec<&str> = errors.lines().filter(|line| line.contains("did not join")).collect();
-        let named = !blamed.is_empty() && blamed.iter().all(|line| line.contains("rank 1 did not join"));
+        // A rank may also wait for one that waits for the frozen one.
+        let named = blamed.iter().any(|line| line.contains("rank 1 did not join"));
         // Before MPI has started, no rank knows the others.
         assert!(named || errors.contains("not all ranks have joined"), "{what}");
         assert!(named || steps == 0, "{what}");
