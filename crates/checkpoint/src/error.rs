@@ -63,6 +63,9 @@ pub enum CheckpointError {
     NotWrittenOnce { tensor: String },
     #[error("{}", failures.iter().map(|(rank, text)| format!("rank {rank}: {text}")).collect::<Vec<_>>().join("; "))]
     Ranks { failures: Vec<(usize, String)> },
+    /// Its observer asked for it.
+    #[error("cancelled")]
+    Cancelled,
     #[error("a {format} checkpoint is not an adapter")]
     NoAdapter { format: Format },
     #[error(transparent)]
@@ -121,6 +124,7 @@ impl Hint for CheckpointError {
             }
             Self::LoadPlan(LoadPlanError::Plan(error)) => error.hint(),
             Self::LoadPlan(_) => None,
+            Self::Cancelled => None,
             Self::Damaged(_) | Self::DamagedBytes { .. } => {
                 Some("copy the checkpoint again, or load an older one".to_owned())
             }

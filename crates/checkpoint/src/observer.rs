@@ -11,6 +11,12 @@ pub trait Observer: Sync {
     fn advance(&self, bytes: u64) {
         let _ = bytes;
     }
+
+    /// Whether the operation should end early, with
+    /// [`CheckpointError::Cancelled`](crate::CheckpointError::Cancelled).
+    fn is_cancelled(&self) -> bool {
+        false
+    }
 }
 
 /// Ignores progress.

@@ -203,7 +203,11 @@ impl Pool<'_> {
             while !self.failed.load(Ordering::Relaxed) {
                 let Some(mut job) = next() else { break };
                 let delivered = job.into.len() as u64;
-                if let Err(error) = job.run(self, &mut staging) {
+                let outcome = match self.observer.is_cancelled() {
+                    true => Err(CheckpointError::Cancelled),
+                    false => job.run(self, &mut staging),
+                };
+                if let Err(error) = outcome {
                     self.failed.store(true, Ordering::Relaxed);
                     return Err(error);
                 }

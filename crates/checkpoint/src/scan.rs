@@ -64,6 +64,9 @@ pub(crate) fn scan<'a>(
     let failure = Mutex::new(None);
     let options = ReadOptions { threads: Some(1), ..ReadOptions::default() };
     let one = |(tensor, region): &(ScannedTensor<'a>, Region), buffer: &mut Vec<u8>| {
+        if observer.is_cancelled() {
+            return Err(CheckpointError::Cancelled);
+        }
         buffer.resize(region.volume() * tensor.dtype.size(), 0);
         let (name, entry, dtype) = (tensor.name, tensor.entry, tensor.dtype);
         let want = ReadRequest { name, entry, dtype, region: region.clone(), into: buffer };

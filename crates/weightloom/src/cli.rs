@@ -18,6 +18,7 @@ mod generate;
 mod hub;
 mod inspect;
 mod layout;
+mod listener;
 mod located;
 mod model_plan;
 mod models;
@@ -41,7 +42,7 @@ use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write as _};
 use std::process::ExitCode;
-use std::sync::Once;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use clap::{Args, FromArgMatches, Parser, Subcommand, ValueHint};
@@ -52,6 +53,9 @@ use weightloom::launch::{ExitStatus, LaunchError, MpiJob};
 use weightloom::{App, Registry, app};
 
 use failure::Failure;
+pub use failure::{CallError, CallErrorKind};
+use listener::Listening;
+pub use listener::Listener;
 use output::{Format, Output, Verbosity};
 
 pub(crate) use names::app_command;
@@ -319,6 +323,7 @@ pub(crate) fn run_app(app: &App, arguments: &[OsString]) -> ExitCode {
         format: if cli.json { Format::Json } else { Format::Text },
         verbosity: if cli.quiet { Verbosity::Quiet } else { Verbosity::Normal },
         program: app.program(),
+        listener: None,
     };
     let registry = app.registry();
     if let Err(errors) = registry.check() {
@@ -329,8 +334,26 @@ pub(crate) fn run_app(app: &App, arguments: &[OsString]) -> ExitCode {
     if let Err(code) = check_mpi_job(&cli.command, arguments, output) {
         return code;
     }
-    let program = arguments.first().map_or(OsStr::new(""), OsString::as_os_str);
-    let outcome = match cli.command {
+    let outcome = dispatch(app, cli.command, arguments, output);
+    // Status lines are printed where no error can be returned.
+    let lost = Output::lost();
+    match (outcome, lost) {
+        (Ok(code), None) => code,
+        (Ok(code), Some(lost)) => {
+            output.failure(&lost);
+            if code == ExitCode::SUCCESS { ExitCode::from(lost.code()) } else { code }
+        }
+        (Err(failure), _) => {
+            output.failure(&failure);
+            ExitCode::from(failure.code())
+        }
+    }
+}
+
+/// Runs a command.
+fn dispatch(app: &App, command: Command, arguments: &[OsString], output: Output) -> Result<ExitCode, Failure> {
+    let (registry, program) = (app.registry(), arguments.first().map_or(OsStr::new(""), OsString::as_os_str));
+    match command {
         Command::Quickstart(args) => quickstart::run(&args, registry, output, program),
         Command::Doctor => doctor::run(app, output),
         Command::Layout(command) => layout::run(&command, output),
@@ -355,20 +378,36 @@ pub(crate) fn run_app(app: &App, arguments: &[OsString]) -> ExitCode {
         Command::Export(args) => export::run(&args, registry, output),
         Command::Completions { shell } => reference::completions(app, shell, output),
         Command::Man(args) => reference::man_pages(app, &args, output),
-    };
-    // Status lines are printed where no error can be returned.
-    let lost = Output::lost();
-    match (outcome, lost) {
-        (Ok(code), None) => code,
-        (Ok(code), Some(lost)) => {
-            output.failure(&lost);
-            if code == ExitCode::SUCCESS { ExitCode::from(lost.code()) } else { code }
-        }
-        (Err(failure), _) => {
-            output.failure(&failure);
-            ExitCode::from(failure.code())
-        }
     }
+}
+
+/// Runs a command for the program that calls it: results go to the listener as JSON,
+/// and nothing is printed. Returns the exit code of a command that did not fail.
+pub(crate) fn call_app(
+    app: &App,
+    arguments: &[OsString],
+    listener: Arc<dyn Listener>,
+) -> Result<u8, CallError> {
+    stay_silent_about_caught_panics();
+    let mut command = app.command();
+    let parsed = command.try_get_matches_from_mut(arguments).and_then(|mut matches| {
+        Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
+    });
+    let cli = parsed.map_err(|error| Failure::usage(&error))?;
+    app.registry().check().map_err(|errors| Failure::user(&errors))?;
+    let listening = Listening::new(listener);
+    let output = Output {
+        format: Format::Json,
+        verbosity: Verbosity::Quiet,
+        program: app.program(),
+        listener: Some(listening.id()),
+    };
+    Ok(code_number(dispatch(app, cli.command, arguments, output)?))
+}
+
+/// The number of an exit code, which does not say it.
+pub(crate) fn code_number(code: ExitCode) -> u8 {
+    (0..=u8::MAX).find(|&number| ExitCode::from(number) == code).unwrap_or(u8::MAX)
 }
 
 /// Leaves out panics of parsers that become errors: the errors are printed.

@@ -7,45 +7,88 @@ use serde_json::{Value, json};
 use weightloom::checkpoint::{CheckpointError, StorageError};
 use weightloom::errors::Hint;
 use weightloom::gang::conformance::ConformanceError;
+use weightloom::hub::HubError;
 use weightloom::launch::{ExitStatus, LaunchError};
+use weightloom::train::TrainError;
 use weightloom_files::WriteError;
 
 /// Why a command failed.
 #[derive(Debug)]
 pub(super) struct Failure {
-    kind: Kind,
+    kind: CallErrorKind,
     message: String,
     hint: Option<String>,
     /// Whether another rank failed first.
     is_consequence: bool,
 }
 
+/// Why a command that a program called failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+#[allow(missing_docs)]
+pub struct CallError {
+    pub kind: CallErrorKind,
+    pub message: String,
+    /// What would fix it.
+    pub hint: Option<String>,
+}
+
+/// Errors of the crates below, as commands report them.
+macro_rules! call_error_from {
+    ($($error:ty),*) => {
+        $(impl From<$error> for CallError {
+            fn from(error: $error) -> Self {
+                Failure::from(error).into()
+            }
+        })*
+    };
+}
+
+call_error_from!(CheckpointError, HubError, TrainError, LaunchError);
+
+/// What kind of failure a command met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub enum CallErrorKind {
+    /// A check failed: damage, a difference, a NaN.
     Check,
+    /// The request is wrong.
     User,
+    /// The machine, the network, the disk or another rank failed.
     Operational,
+}
+
+impl Hint for CallError {
+    fn hint(&self) -> Option<String> {
+        self.hint.clone()
+    }
+}
+
+impl From<Failure> for CallError {
+    fn from(failure: Failure) -> Self {
+        let Failure { kind, message, hint, .. } = failure;
+        Self { kind, message, hint }
+    }
 }
 
 impl Failure {
     /// A check failed.
     pub(super) fn check(message: String) -> Self {
-        Self { kind: Kind::Check, message, hint: None, is_consequence: false }
+        Self { kind: CallErrorKind::Check, message, hint: None, is_consequence: false }
     }
 
     /// A check failed, with a hint.
     pub(super) fn check_with_hint<E: Error + Hint>(error: &E) -> Self {
-        Self { kind: Kind::Check, message: chain(error), hint: error.hint(), is_consequence: false }
+        Self { kind: CallErrorKind::Check, message: chain(error), hint: error.hint(), is_consequence: false }
     }
 
     /// An invalid request of the user.
     pub(super) fn user<E: Error + Hint>(error: &E) -> Self {
-        Self { kind: Kind::User, message: chain(error), hint: error.hint(), is_consequence: false }
+        Self { kind: CallErrorKind::User, message: chain(error), hint: error.hint(), is_consequence: false }
     }
 
     /// A failure of the machine, the network or the disk.
     pub(super) fn operational(error: &dyn Error) -> Self {
-        Self { kind: Kind::Operational, message: chain(error), hint: None, is_consequence: false }
+        Self { kind: CallErrorKind::Operational, message: chain(error), hint: None, is_consequence: false }
     }
 
     /// An operational failure, with a hint.
@@ -61,7 +104,7 @@ impl Failure {
         let facts: Vec<&str> = facts.map(str::trim).filter(|line| !line.is_empty()).collect();
         let message = facts.join(" ").trim_start_matches("error: ").to_owned();
         let hint = text.lines().find_map(|line| line.trim().strip_prefix("tip: ")).map(str::to_owned);
-        Self { kind: Kind::User, message, hint, is_consequence: false }
+        Self { kind: CallErrorKind::User, message, hint, is_consequence: false }
     }
 
     /// Marks the failure as a consequence of another rank's.
@@ -78,9 +121,9 @@ impl Failure {
 
     pub(super) fn to_json(&self) -> Value {
         let kind = match self.kind {
-            Kind::Check => "check",
-            Kind::User => "user",
-            Kind::Operational => "operational",
+            CallErrorKind::Check => "check",
+            CallErrorKind::User => "user",
+            CallErrorKind::Operational => "operational",
         };
         json!({ "error": { "kind": kind, "message": self.message, "hint": self.hint } })
     }
@@ -107,9 +150,9 @@ impl ExitStatus for Failure {
 
     fn code(&self) -> u8 {
         match self.kind {
-            Kind::Check => 1,
-            Kind::User => 2,
-            Kind::Operational => 3,
+            CallErrorKind::Check => 1,
+            CallErrorKind::User => 2,
+            CallErrorKind::Operational => 3,
         }
     }
 }

@@ -3,13 +3,14 @@
 use std::borrow::Cow;
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
 
 use super::PROGRAM;
 use super::escape::{escaped, escaped_json};
 use super::failure::Failure;
+use super::listener::{Listener, ListenerId};
 pub(super) use super::table::table;
 
 /// How a command prints its result and its progress.
@@ -19,6 +20,8 @@ pub(super) struct Output {
     pub(super) verbosity: Verbosity,
     /// The name of the program, for commands in messages.
     pub(super) program: &'static str,
+    /// The program that called the command, and that everything goes to.
+    pub(super) listener: Option<ListenerId>,
 }
 
 /// The format of results.
@@ -37,7 +40,7 @@ pub(super) enum Verbosity {
 
 impl Output {
     pub(super) const TEXT: Self =
-        Self { format: Format::Text, verbosity: Verbosity::Normal, program: PROGRAM };
+        Self { format: Format::Text, verbosity: Verbosity::Normal, program: PROGRAM, listener: None };
 
     pub(super) fn is_json(self) -> bool {
         self.format == Format::Json
@@ -54,6 +57,11 @@ impl Output {
 
     pub(super) fn with_format(self, format: Format) -> Self {
         Self { format, ..self }
+    }
+
+    /// The program that called the command.
+    pub(super) fn listener(self) -> Option<Arc<dyn Listener>> {
+        self.listener?.get()
     }
 
     /// Prints the result of a command to stdout.
@@ -80,7 +88,18 @@ impl Output {
                 escaped_json(&json).into_owned()
             }
         };
-        written(write_stdout(&text))
+        written(self.write_stdout(&text))
+    }
+
+    /// Writes a line to stdout, or hands it to the listener.
+    fn write_stdout(self, line: &str) -> io::Result<()> {
+        match self.listener() {
+            Some(listener) => {
+                listener.result(line);
+                Ok(())
+            }
+            None => write_stdout(line),
+        }
     }
 
     /// Prints one of several results to stdout, on one line, and flushes.
@@ -89,7 +108,7 @@ impl Output {
             Format::Text => escaped(&text(result)).into_owned(),
             Format::Json => escaped_json(&serde_json::to_string(result)?).into_owned(),
         };
-        write_stdout(&text)
+        self.write_stdout(&text)
     }
 
     /// Prints the last of several results like [`line`](Self::line).
@@ -109,6 +128,9 @@ impl Output {
     /// Prints a status line unless quiet: among text results on stdout, and on
     /// stderr where stdout is JSON. Ignores a broken pipe.
     pub(super) fn status(self, line: &str) {
+        if let Some(listener) = self.listener() {
+            return listener.status(line);
+        }
         let _ = match (self.verbosity, self.format) {
             (Verbosity::Quiet, _) => Ok(()),
             (Verbosity::Normal, Format::Text) => self.line(&line, |line| (*line).to_owned()),
@@ -118,7 +140,9 @@ impl Output {
 
     /// Prints a note to stderr, unless quiet.
     pub(super) fn note(self, line: &str) {
-        if !self.is_quiet() {
+        if let Some(listener) = self.listener() {
+            listener.status(line);
+        } else if !self.is_quiet() {
             // A closed stderr must not end the command.
             let _ = writeln!(io::stderr().lock(), "{}", self.escaped(line));
         }
@@ -134,6 +158,9 @@ impl Output {
 
     /// Prints a warning to stderr, even if quiet.
     pub(super) fn warning(self, text: &str) {
+        if let Some(listener) = self.listener() {
+            return listener.warning(text);
+        }
         // A closed stderr must not end the command.
         let _ = writeln!(io::stderr().lock(), "warning: {text}");
     }
@@ -144,8 +171,11 @@ impl Output {
         Some(Failure::operational(&error).about("cannot write to stdout"))
     }
 
-    /// Prints an error to stderr.
+    /// Prints an error to stderr. The caller of a command gets it as its result.
     pub(super) fn failure(self, failure: &Failure) {
+        if self.listener.is_some() {
+            return;
+        }
         let text = match self.format {
             Format::Text => failure.to_string(),
             Format::Json => serde_json::to_string(&failure.to_json()).unwrap_or_else(|_| failure.to_string()),

@@ -1,21 +1,23 @@
 //! Progress bar of reading and writing checkpoints.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use weightloom::checkpoint::Observer;
 
+use super::listener::Listener;
 use super::output::Output;
 
 /// A progress bar on stderr, if that is a terminal and the output is not quiet.
 pub(super) struct Progress {
     bar: Mutex<ProgressBar>,
     output: Output,
+    listener: Option<Arc<dyn Listener>>,
 }
 
 impl Progress {
     pub(super) fn new(output: Output) -> Self {
-        Self { bar: Mutex::new(ProgressBar::hidden()), output }
+        Self { bar: Mutex::new(ProgressBar::hidden()), output, listener: output.listener() }
     }
 
     fn bar(&self) -> ProgressBar {
@@ -25,6 +27,9 @@ impl Progress {
 
 impl Observer for Progress {
     fn begin(&self, work: &str, total: u64) {
+        if let Some(listener) = &self.listener {
+            return listener.begin(work, total);
+        }
         if self.output.is_quiet() {
             return;
         }
@@ -38,7 +43,14 @@ impl Observer for Progress {
     }
 
     fn advance(&self, bytes: u64) {
-        self.bar().inc(bytes);
+        match &self.listener {
+            Some(listener) => listener.advance(bytes),
+            None => self.bar().inc(bytes),
+        }
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.listener.as_ref().is_some_and(|listener| listener.is_cancelled())
     }
 }
 

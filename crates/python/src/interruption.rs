@@ -1,0 +1,41 @@
+//! Work without the GIL that Ctrl-C ends.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+/// How often signals are looked for.
+const TICK: Duration = Duration::from_millis(50);
+
+/// Runs work on another thread, without the GIL. Python's signal handlers run meanwhile;
+/// if one raises, as that of Ctrl-C does, `cancel` is set, and the exception is raised
+/// once the work has ended.
+pub(crate) fn interruptible<T: Send>(
+    py: Python<'_>,
+    cancel: &AtomicBool,
+    work: impl FnOnce() -> T + Send,
+) -> PyResult<T> {
+    py.detach(|| {
+        std::thread::scope(|scope| {
+            let (done, ended) = channel::<()>();
+            let worker = scope.spawn(move || {
+                let result = work();
+                drop(done);
+                result
+            });
+            let mut raised = None;
+            while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+                if raised.is_none()
+                    && let Err(error) = Python::attach(|py| py.check_signals())
+                {
+                    cancel.store(true, Ordering::Relaxed);
+                    raised = Some(error);
+                }
+            }
+            let result = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            raised.map_or(Ok(result), Err)
+        })
+    })
+}

@@ -1,0 +1,5 @@
+"""`python -m weightloom`: the `weightloom` command."""
+
+from weightloom._command import main
+
+main()
