@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytemuck::{Pod, Zeroable};
 use weightloom_gang::{
     Call, Elements, ElementsMut, Gang, GangError, GangOptions, Job, Lane, Mail, Message, Queued, Signature,
-    Ticket, Transfer, check_sub_gang,
+    Ticket, Transfer, check_sub_gang, count_balance, find_count_mismatch,
 };
 use weightloom_layout::DType;
 
@@ -191,36 +191,11 @@ impl MpiRank {
         let mut all = vec![0u64; own.len() * size];
         let counts = vec![size_of_val(own.as_slice()); size];
         self.comm.all_gather(bytemuck::cast_slice(&own), &counts, bytemuck::cast_slice_mut(&mut all));
-        let row = |rank: usize| &all[rank * 2 * size..][..2 * size];
-        for from in 0..size {
-            for to in 0..size {
-                let (sent, expected) = (row(from)[to] as usize, row(to)[size + from] as usize);
-                if sent != expected {
-                    let (from, to) = (self.members[from], self.members[to]);
-                    return GangError::CountMismatch { call, from, to, sent, expected };
-                }
-            }
-        }
-        GangError::Engine { engine: "mpi", reason: format!("ranks disagree on the counts of {call}") }
+        find_count_mismatch(call, &self.members, &all).unwrap_or_else(|| GangError::Engine {
+            engine: "mpi",
+            reason: format!("ranks disagree on the counts of {call}"),
+        })
     }
-}
-
-/// A hash of all counts that a rank sends, minus that of all it receives. The
-/// sum over ranks is zero if every pair agrees, and otherwise almost surely not.
-fn count_balance(rank: usize, transfer: &Transfer<'_>) -> u64 {
-    let Transfer::Exchange { send_counts, recv_counts, .. } = transfer else { return 0 };
-    let mix = |from: usize, to: usize, count: usize| {
-        let mut hash = 0x9e37_79b9_7f4a_7c15u64;
-        for word in [from as u64, to as u64, count as u64] {
-            hash = (hash ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd);
-            hash ^= hash >> 32;
-        }
-        hash
-    };
-    let sent = send_counts.iter().enumerate().map(|(to, &count)| mix(rank, to, count));
-    let received = recv_counts.iter().enumerate().map(|(from, &count)| mix(from, rank, count));
-    let sent = sent.fold(0u64, u64::wrapping_add);
-    received.fold(sent, u64::wrapping_sub)
 }
 
 impl Gang for MpiRank {

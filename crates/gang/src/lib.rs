@@ -6,6 +6,7 @@
 //!
 //! - [`solo`]: one rank.
 //! - [`threads`]: ranks as threads of one process.
+//! - [`transport`]: processes that exchange messages by other means.
 //! - MPI, in the crate `weightloom-gang-mpi`.
 //!
 //! [`Gangs`] holds the gangs of a training run (root, dp, rdp, sdp, tp, pp).
@@ -28,8 +29,10 @@
 pub mod collectives;
 pub mod conformance;
 pub mod threads;
+pub mod transport;
 
 mod call;
+mod counts;
 mod element;
 mod error;
 mod gang;
@@ -42,6 +45,7 @@ mod reduce;
 mod solo;
 
 pub use call::{Call, Check, Counts, Signature, Transfer};
+pub use counts::{count_balance, find_count_mismatch};
 pub use element::{Element, Elements, ElementsMut};
 pub use error::{Departure, GangError};
 pub use gang::{Gang, GangExt, Job, Lane, Ticket, check_sub_gang};

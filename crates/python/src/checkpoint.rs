@@ -63,7 +63,8 @@ fn region_of(entry: &TensorEntry, name: &str, start: &[usize], size: &[usize]) -
     let region = fits.then(|| Region::new(start, size).ok()).flatten();
     let region = region.filter(|region| region.check_inside(&entry.shape).is_ok());
     region.ok_or_else(|| {
-        let message = format!("{start:?} with sizes {size:?} is not inside of `{name}`, of shape {}", entry.shape);
+        let message =
+            format!("{start:?} with sizes {size:?} is not inside of `{name}`, of shape {}", entry.shape);
         wrong(message, "check the slice")
     })
 }
@@ -202,4 +203,3 @@ impl Checkpoint {
 
 /// Bytes of a part below which it is read.
 const MAPPED_FROM: usize = 64 << 10;
-

@@ -38,7 +38,10 @@ impl PyMemory {
     pub(crate) fn writable(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let memory = Self::of(object)?;
         if memory.0.readonly() {
-            return Err(wrong("cannot load into memory that is read-only", "pass a writable array or tensor"));
+            return Err(wrong(
+                "cannot load into memory that is read-only",
+                "pass a writable array or tensor",
+            ));
         }
         Ok(memory)
     }

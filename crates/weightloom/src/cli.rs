@@ -54,8 +54,8 @@ use weightloom::{App, Registry, app};
 
 use failure::Failure;
 pub use failure::{CallError, CallErrorKind};
-use listener::Listening;
 pub use listener::Listener;
+use listener::Listening;
 use output::{Format, Output, Verbosity};
 
 pub(crate) use names::app_command;
@@ -351,7 +351,12 @@ pub(crate) fn run_app(app: &App, arguments: &[OsString]) -> ExitCode {
 }
 
 /// Runs a command.
-fn dispatch(app: &App, command: Command, arguments: &[OsString], output: Output) -> Result<ExitCode, Failure> {
+fn dispatch(
+    app: &App,
+    command: Command,
+    arguments: &[OsString],
+    output: Output,
+) -> Result<ExitCode, Failure> {
     let (registry, program) = (app.registry(), arguments.first().map_or(OsStr::new(""), OsString::as_os_str));
     match command {
         Command::Quickstart(args) => quickstart::run(&args, registry, output, program),
