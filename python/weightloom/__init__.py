@@ -2,13 +2,66 @@
 
 from weightloom._weightloom import __version__
 
+from weightloom._callback import STOP, Callback, Control, Evaluation, StepResult, TrainerState
+from weightloom._checkpoint import Checkpoint, open
+from weightloom._conversion import Conversion, convert
+from weightloom._diff import Diff, TensorDiff, diff
+from weightloom._download import Download, fetch
+from weightloom._dry_run import DryRun, dry_run
 from weightloom._errors import CheckFailed, MissingTensor, OperationalError, UserError, WeightloomError
+from weightloom._load import LoadReport, load
+from weightloom._model import Model
+from weightloom._progress import set_progress
+from weightloom._prompt import GenerateOptions
+from weightloom._run import Run
+from weightloom._save import SaveHandle, SaveReport, save, save_async
+from weightloom._score import Score
+from weightloom._signature import Signature, sign
+from weightloom._stored_tensor import StoredTensor
+from weightloom._tensor_stats import TensorStats
+from weightloom._train import train
+from weightloom._verification import Verification, verify
 
 __all__ = [
+    "STOP",
+    "Callback",
     "CheckFailed",
+    "Checkpoint",
+    "Control",
+    "Conversion",
+    "Diff",
+    "Download",
+    "DryRun",
+    "Evaluation",
+    "GenerateOptions",
+    "LoadReport",
     "MissingTensor",
+    "Model",
     "OperationalError",
+    "Run",
+    "SaveHandle",
+    "SaveReport",
+    "Score",
+    "Signature",
+    "StepResult",
+    "StoredTensor",
+    "TensorDiff",
+    "TensorStats",
+    "TrainerState",
     "UserError",
+    "Verification",
     "WeightloomError",
     "__version__",
+    "convert",
+    "diff",
+    "dry_run",
+    "fetch",
+    "load",
+    "open",
+    "save",
+    "save_async",
+    "set_progress",
+    "sign",
+    "train",
+    "verify",
 ]

@@ -40,6 +40,7 @@ pub struct Index {
     blobs: BTreeMap<String, Blob>,
     metadata: BTreeMap<String, String>,
     dicts: BTreeSet<String>,
+    lists: BTreeSet<String>,
     planner_data: Option<PlanData>,
     storage_data: StorageData,
 }
@@ -203,9 +204,17 @@ impl Index {
         files: Vec<StoredFile>,
         tensors: BTreeMap<String, TensorEntry>,
     ) -> Result<Self, IndexError> {
-        let (blobs, metadata, dicts) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        let (planner_data, storage_data) = (None, StorageData::new());
-        let index = Self { format, files, tensors, blobs, metadata, dicts, planner_data, storage_data };
+        let index = Self {
+            format,
+            files,
+            tensors,
+            blobs: BTreeMap::new(),
+            metadata: BTreeMap::new(),
+            dicts: BTreeSet::new(),
+            lists: BTreeSet::new(),
+            planner_data: None,
+            storage_data: StorageData::new(),
+        };
         for (name, entry) in &index.tensors {
             index.check(name, entry)?;
         }
@@ -244,6 +253,12 @@ impl Index {
     /// tell apart from parts of names.
     pub fn with_dicts(mut self, dicts: BTreeSet<String>) -> Self {
         self.dicts = dicts;
+        self
+    }
+
+    /// Adds which of the dicts inside other dicts are lists.
+    pub fn with_lists(mut self, lists: BTreeSet<String>) -> Self {
+        self.lists = lists;
         self
     }
 
@@ -361,6 +376,11 @@ impl Index {
     /// The dotted names of dicts inside other dicts, for formats that nest.
     pub fn dicts(&self) -> &BTreeSet<String> {
         &self.dicts
+    }
+
+    /// Those of the [`dicts`](Self::dicts) that are lists: their keys are indices.
+    pub fn lists(&self) -> &BTreeSet<String> {
+        &self.lists
     }
 
     /// The data of the planner that saved a native checkpoint.

@@ -56,6 +56,7 @@ mod load;
 mod manifest;
 mod model_part;
 mod observer;
+mod parts;
 pub mod plan;
 mod read;
 mod save;
@@ -87,6 +88,7 @@ pub use manifest::{
 };
 pub use model_part::{ModelPart, ModelPartError};
 pub use observer::Observer;
+pub use parts::{Part, Parts};
 pub use read::{Extent, ReadOptions, ReadReport, ReadRequest, ReadRequestError, extents, read};
 pub use save::{SaveFormat, SaveOptions, SaveReport, Saver, Target, TargetError};
 pub use signature::{

@@ -96,10 +96,11 @@ pub fn load(
 ) -> Result<LoadReport, CheckpointError> {
     let replicas = ReplicaReaders::new(source, &state, gang, options.replicas);
     let replica_counts = replica_counts(&state);
+    // Memory of several parts is filled item by item, as users' planners have it.
+    let origin = if state.has_parts() { PlanOrigin::Custom } else { PlanOrigin::Standard };
     let mut planner = StandardLoadPlanner::new(state);
     planner.missing = options.missing;
     planner.unexpected = options.unexpected;
-    let origin = PlanOrigin::Standard;
     Load { source, origin, replicas, replica_counts, gang, options, observer }.run(&mut planner)
 }
 

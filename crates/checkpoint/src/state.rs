@@ -8,6 +8,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use weightloom_layout::{DType, Layout, LayoutError, Region, Shape};
 
+use crate::parts::Parts;
+
 /// The state of one rank.
 ///
 /// Names are unique over both sections. The model's tensors become a plain
@@ -93,6 +95,23 @@ pub struct DeviceReadError {
     pub message: String,
 }
 
+/// A part of the bytes of a device.
+struct DevicePart {
+    whole: Arc<dyn DeviceBytes>,
+    start: usize,
+    length: usize,
+}
+
+impl DeviceBytes for DevicePart {
+    fn len(&self) -> usize {
+        self.length
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), DeviceReadError> {
+        self.whole.read(self.start + offset, into)
+    }
+}
+
 impl fmt::Debug for Bytes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Bytes({})", self.len())
@@ -172,6 +191,18 @@ impl Bytes<'_> {
         }
     }
 
+    /// Bytes from `start` on, which are inside, without copying them.
+    pub(crate) fn part(&self, start: usize, length: usize) -> Bytes<'_> {
+        match self {
+            Self::Device(bytes) => {
+                Bytes::Device(Arc::new(DevicePart { whole: Arc::clone(bytes), start, length }))
+            }
+            Self::Borrowed(bytes) => Bytes::Borrowed(&bytes[start..start + length]),
+            Self::Owned(bytes) => Bytes::Borrowed(&bytes[start..start + length]),
+            Self::Shared(bytes) => Bytes::Borrowed(&(**bytes).as_ref()[start..start + length]),
+        }
+    }
+
     /// The bytes that [`into_static`](Self::into_static) copies.
     pub(crate) fn to_copy(&self) -> u64 {
         match self {
@@ -217,15 +248,27 @@ pub enum Sharding {
     Layout(Layout),
     /// This rank holds a region; the others report theirs.
     Region(Region),
+    /// This rank holds several regions, or none; the others report theirs.
+    Parts(Parts),
 }
 
 impl TensorSpec {
-    /// The region that a rank holds; `None` if the rank is outside the mesh.
+    /// The region that a rank holds; `None` if the rank is outside the mesh, or holds
+    /// [`Parts`].
     pub fn region(&self, rank: usize) -> Result<Option<Region>, LayoutError> {
         match &self.sharding {
             Sharding::Region(region) => Ok(Some(region.clone())),
+            Sharding::Parts(_) => Ok(None),
             Sharding::Layout(layout) if layout.mesh().position(rank).is_err() => Ok(None),
             Sharding::Layout(layout) => layout.region_of(&self.shape, rank).map(Some),
+        }
+    }
+
+    /// Number of elements that a rank holds.
+    pub fn volume(&self, rank: usize) -> Result<usize, LayoutError> {
+        match &self.sharding {
+            Sharding::Parts(parts) => Ok(parts.volume()),
+            _ => Ok(self.region(rank)?.as_ref().map_or(0, Region::volume)),
         }
     }
 }

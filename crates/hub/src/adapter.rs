@@ -228,8 +228,13 @@ impl<'a> AdapterTensors<'a> {
     }
 }
 
+/// Whether the key mapping transposes a weight.
+pub(crate) fn is_transposed(keys: &KeyMap, weight: &str) -> bool {
+    keys.rules.iter().any(|rule| matches!(rule, KeyRule::Transpose { key } if pattern_fits(key, weight)))
+}
+
 /// Applies the key mapping of the model's weights to one tensor.
-fn apply_keys(
+pub(crate) fn apply_keys(
     keys: &KeyMap,
     files: &Index,
     name: &str,
@@ -308,11 +313,7 @@ pub fn load_adapter(
         scales.check_rank(module, rank)?;
         let scale = scales.scale(module, rank);
         let weight = format!("{module}.weight");
-        let is_transposed = keys
-            .rules
-            .iter()
-            .any(|rule| matches!(rule, KeyRule::Transpose { key } if pattern_fits(key, &weight)));
-        let b = if is_transposed { transposed(b)? } else { b.clone() };
+        let b = if is_transposed(&keys, &weight) { transposed(b)? } else { b.clone() };
         let b_parts = apply_keys(&keys, index, &weight, &b)?;
         if b_parts.is_empty() {
             return Err(AdapterError::FusedModule { module: module.clone() }.into());

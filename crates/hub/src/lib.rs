@@ -15,6 +15,7 @@ pub mod text;
 mod adapter;
 mod added_arch;
 mod config;
+mod decoder_parts;
 mod error;
 mod export;
 mod families;
@@ -35,6 +36,7 @@ pub use adapter::check_adapter_config;
 // For `family_config!`.
 pub use adapter::{AdapterError, load_adapter};
 pub use config::{ConfigError, ConfigValue, FamilyConfig, Fields, apply_overrides};
+pub use decoder_parts::{DecoderPart, decoder_parts};
 pub use error::{CheckpointMismatch, HubError};
 pub use export::{
     ExportOptions, config_file, config_file_from, export, folder_files, save_model, text_files,

@@ -1,54 +1,50 @@
 //! Commands: as a program, and as functions with a result.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ffi::OsString;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
 use weightloom::cli::Listener;
+use weightloom::train::callback::Callback;
 use weightloom::{Registry, app};
 
 use crate::errors::Raise;
 use crate::interruption::interruptible;
+use crate::progress::Progress;
+use crate::tracker;
+use crate::train::Training;
 
 /// Runs the command line, of which the first argument is the name of the program, and
 /// returns its exit code.
 #[pyfunction]
-pub(crate) fn run(py: Python<'_>, arguments: Vec<String>) -> u8 {
-    py.detach(|| app(Registry::standard()).run_for_code(arguments))
+pub(crate) fn run(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
+    py.detach(|| app(tracker::registry(None)).run_for_code(arguments))
 }
 
 /// Collects the results of a command, and passes progress on.
-struct Results {
+pub(crate) struct Results {
     results: Mutex<Vec<String>>,
-    /// An object with `status(line)`, `begin(work, total)` and `advance(bytes)`.
-    progress: Option<Py<PyAny>>,
-    cancel: Arc<AtomicBool>,
+    /// An object that also has `result(json)` and `status(line)`.
+    progress: Progress,
+    pub(crate) training: Option<Training>,
 }
 
 impl Results {
-    /// Calls a method of the progress. A failure there must not end the work.
-    fn tell<A>(&self, method: &str, arguments: A)
-    where
-        A: for<'py> pyo3::call::PyCallArgs<'py>,
-    {
-        let Some(progress) = &self.progress else { return };
-        Python::attach(|py| {
-            if let Err(error) = progress.bind(py).call_method1(method, arguments) {
-                error.write_unraisable(py, Some(progress.bind(py)));
-            }
-        });
+    pub(crate) fn new(progress: Option<Py<PyAny>>) -> Self {
+        Self { results: Mutex::default(), progress: Progress::new(progress), training: None }
     }
 }
 
 impl Listener for Results {
     fn result(&self, json: &str) {
         self.results.lock().unwrap_or_else(PoisonError::into_inner).push(json.to_owned());
-        self.tell("result", (json,));
+        self.progress.tell("result", (json,));
     }
 
     fn status(&self, line: &str) {
-        self.tell("status", (line,));
+        self.progress.tell("status", (line,));
     }
 
     fn warning(&self, text: &str) {
@@ -62,33 +58,53 @@ impl Listener for Results {
     }
 
     fn begin(&self, work: &str, total: u64) {
-        self.tell("begin", (work, total));
+        self.progress.tell("begin", (work, total));
     }
 
     fn advance(&self, bytes: u64) {
-        self.tell("advance", (bytes,));
+        self.progress.tell("advance", (bytes,));
     }
 
     fn is_cancelled(&self) -> bool {
-        self.cancel.load(Ordering::Relaxed)
+        self.progress.cancel.load(Ordering::Relaxed)
+    }
+
+    fn callbacks(&self) -> Vec<Box<dyn Callback>> {
+        self.training.iter().map(Training::callback).collect()
+    }
+
+    fn gang(&self) -> Option<Arc<dyn weightloom::gang::Gang>> {
+        self.training.as_ref()?.gang.clone()
     }
 }
 
-/// Runs a command for its results: its exit code, and the texts of its JSON results.
-/// Failures are exceptions.
+/// The exit code of a command, and the texts of its JSON results.
+pub(crate) type Called = (u8, Vec<String>);
+
+/// Runs a command for its results. Failures are exceptions.
 #[pyfunction]
 #[pyo3(signature = (arguments, progress=None))]
 pub(crate) fn call(
     py: Python<'_>,
-    arguments: Vec<String>,
+    arguments: Vec<OsString>,
     progress: Option<Py<PyAny>>,
-) -> PyResult<(u8, Vec<String>)> {
-    let cancel = Arc::new(AtomicBool::new(false));
-    let results = Arc::new(Results { results: Mutex::default(), progress, cancel: Arc::clone(&cancel) });
+) -> PyResult<Called> {
+    call_with(py, tracker::registry(None), arguments, Results::new(progress))
+}
+
+/// Runs a command of a program with this registry.
+pub(crate) fn call_with(
+    py: Python<'_>,
+    registry: Registry,
+    arguments: Vec<OsString>,
+    results: Results,
+) -> PyResult<Called> {
+    let cancel = Arc::clone(&results.progress.cancel);
+    let results = Arc::new(results);
     let listener = Arc::clone(&results);
     let code = interruptible(py, &cancel, move || {
-        let arguments = std::iter::once("weightloom".to_owned()).chain(arguments);
-        app(Registry::standard()).call(arguments, listener)
+        let arguments = std::iter::once(OsString::from("weightloom")).chain(arguments);
+        app(registry).call(arguments, listener)
     })?;
     let code = code.map_err(Raise::from)?;
     let texts = std::mem::take(&mut *results.results.lock().unwrap_or_else(PoisonError::into_inner));

@@ -1,7 +1,7 @@
 //! Errors as Python exceptions, with the same text and hint as on the command line.
 
 use pyo3::prelude::*;
-use weightloom::checkpoint::CheckpointError;
+use weightloom::checkpoint::{CheckpointError, StorageError};
 use weightloom::cli::{CallError, CallErrorKind};
 use weightloom::gang::GangError;
 use weightloom::hub::HubError;
@@ -36,6 +36,12 @@ impl From<CallError> for Raise {
 impl From<CheckpointError> for Raise {
     fn from(error: CheckpointError) -> Self {
         Self(error.into())
+    }
+}
+
+impl From<StorageError> for Raise {
+    fn from(error: StorageError) -> Self {
+        Self(CheckpointError::from(error).into())
     }
 }
 

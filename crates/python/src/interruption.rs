@@ -1,5 +1,6 @@
 //! Work without the GIL that Ctrl-C ends.
 
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 
 /// How often signals are looked for.
-const TICK: Duration = Duration::from_millis(50);
+pub(crate) const TICK: Duration = Duration::from_millis(50);
 
 /// Runs work on another thread, without the GIL. Python's signal handlers run meanwhile;
 /// if one raises, as that of Ctrl-C does, `cancel` is set, and the exception is raised
@@ -38,4 +39,9 @@ pub(crate) fn interruptible<T: Send>(
             raised.map_or(Ok(result), Err)
         })
     })
+}
+
+/// Breaks once the work is cancelled.
+pub(crate) fn flow(cancel: &AtomicBool) -> ControlFlow<()> {
+    if cancel.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }

@@ -10,8 +10,8 @@
 
 use std::ffi::{CStr, c_int};
 use std::fs::File;
-use std::path::Path;
 use std::slice;
+use std::sync::Arc;
 
 use memmap2::{MmapMut, MmapOptions};
 use pyo3::buffer::PyBuffer;
@@ -72,15 +72,39 @@ impl AsRef<[u8]> for PyMemory {
     }
 }
 
-/// Maps a file so that writes stay in memory.
-///
-/// The file must not be cut short while it is mapped: reads past its end would end the
-/// process, as with every map. Checkpoints are replaced by renaming, which leaves the map
-/// as it is.
-pub(crate) fn map_privately(file: &Path) -> std::io::Result<MmapMut> {
-    let file = File::open(file)?;
-    // SAFETY: the map is private, of plain bytes, for which any value is valid.
-    unsafe { MmapOptions::new().map_copy(&file) }
+/// A part of a file, mapped so that writes stay in memory.
+pub(crate) struct PrivateMap {
+    /// Unmapped with this object.
+    #[expect(dead_code, reason = "`start` points into it")]
+    map: MmapMut,
+    start: *mut u8,
+    length: usize,
+}
+
+// SAFETY: the pointer belongs to the map, which no other thread unmaps; nothing here reads
+// or writes through it.
+unsafe impl Send for PrivateMap {}
+// SAFETY: as above.
+unsafe impl Sync for PrivateMap {}
+
+impl PrivateMap {
+    /// Maps bytes of a file, which must have them all.
+    ///
+    /// The file must not be cut short while it is mapped: reads past its end would end the
+    /// process, as with every map. Checkpoints are replaced by renaming, which leaves the map
+    /// as it is.
+    pub(crate) fn new(file: &File, offset: u64, length: usize) -> std::io::Result<Self> {
+        if file.metadata()?.len() < offset.saturating_add(length as u64) {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        let mut options = MmapOptions::new();
+        // Only pages that are written to take memory: files may be larger than it.
+        options.offset(offset).len(length).no_reserve_swap();
+        // SAFETY: the map is private, of plain bytes, for which any value is valid.
+        let mut map = unsafe { options.map_copy(file)? };
+        let start = map.as_mut_ptr();
+        Ok(Self { map, start, length })
+    }
 }
 
 /// Bytes for Python, through the buffer protocol.
@@ -97,8 +121,8 @@ pub(crate) struct Buffer {
 pub(crate) enum BufferMemory {
     /// Allocated, and aligned for every dtype.
     Owned(#[expect(dead_code, reason = "held for its memory")] Vec<u128>),
-    /// A private map of a file.
-    Mapped(#[expect(dead_code, reason = "held for its memory")] MmapMut),
+    /// A private map of a file. Buffers of one map have no byte in common.
+    Mapped(#[expect(dead_code, reason = "held for its memory")] Arc<PrivateMap>),
 }
 
 // SAFETY: the pointer belongs to memory that the buffer owns; Python code that writes to
@@ -118,6 +142,12 @@ impl OwnedBytes {
         Self { words: vec![0; length.div_ceil(size_of::<u128>())], length }
     }
 
+    /// The same; `None` if the system does not have as much memory.
+    pub(crate) fn try_zeroed(length: usize) -> Option<Self> {
+        let words = bytemuck::allocation::try_zeroed_vec(length.div_ceil(size_of::<u128>())).ok()?;
+        Some(Self { words, length })
+    }
+
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.words)[..self.length]
     }
@@ -131,9 +161,12 @@ impl From<OwnedBytes> for Buffer {
 }
 
 impl Buffer {
-    /// A part of a mapped file; `None` if it is not inside.
-    pub(crate) fn of_map(mut map: MmapMut, offset: usize, length: usize) -> Option<Self> {
-        let start = map.get_mut(offset..offset.checked_add(length)?)?.as_mut_ptr();
+    /// A part of a map; `None` if it is not inside.
+    pub(crate) fn of_map(map: Arc<PrivateMap>, offset: usize, length: usize) -> Option<Self> {
+        if offset.checked_add(length)? > map.length {
+            return None;
+        }
+        let start = map.start.wrapping_add(offset);
         Some(Self { memory: BufferMemory::Mapped(map), start, length })
     }
 }

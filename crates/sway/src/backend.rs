@@ -1,11 +1,14 @@
 //! Backends: what answers questions about a model.
 
+pub mod adapter_noise;
 pub mod api;
 pub mod build;
 pub mod custom;
 pub mod dummy;
+mod distinct;
 mod guarded;
 mod kind;
+pub mod live;
 pub mod local;
 pub mod model_pair;
 mod preflight;

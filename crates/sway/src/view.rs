@@ -6,6 +6,8 @@ use std::hash::{Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::QueryError;
+
 /// An `f64` that can be a map key; compared by its bits.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -61,6 +63,26 @@ pub enum View {
     Matched { seed: u64 },
     /// The adapter without the modules whose names start with one of these.
     Without { modules: Vec<String> },
+}
+
+impl View {
+    /// Checks that its parameters are valid.
+    pub(crate) fn check(&self) -> Result<(), QueryError> {
+        let parameters = match self {
+            Self::Scaled(strength) => vec![("strength", strength.0, strength.0.is_finite())],
+            Self::Noise { init_scale, rank_scale, .. } => vec![
+                ("init_scale", init_scale.0, init_scale.0.is_finite()),
+                ("rank_scale", rank_scale.0, rank_scale.0.is_finite() && rank_scale.0 > 0.0),
+            ],
+            _ => Vec::new(),
+        };
+        match parameters.into_iter().find(|(.., is_valid)| !is_valid) {
+            None => Ok(()),
+            Some((name, value, _)) => {
+                Err(QueryError::Failed { message: format!("invalid {name} `{value}` of the view `{self}`") })
+            }
+        }
+    }
 }
 
 impl fmt::Display for View {

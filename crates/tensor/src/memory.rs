@@ -139,6 +139,15 @@ pub fn release() {
     cache().shrink_to(0);
 }
 
+/// Returns all cached blocks of a device.
+pub fn release_of(device: Device) -> Result<()> {
+    match device {
+        Device::Cuda(ordinal) => Gpu::get(ordinal)?.release(),
+        Device::Cpu | Device::Meta => release(),
+    }
+    Ok(())
+}
+
 /// The size of a block for at least this many bytes: sixteen classes per power
 /// of two.
 fn class(bytes: usize) -> usize {

@@ -31,7 +31,7 @@ use crate::spec::SpecRegistry;
 ///
 /// let extensions = Extensions::standard();
 /// assert_eq!(extensions.optimizers.names(), ["adamw", "sgd"]);
-/// assert_eq!(extensions.sinks.names(), ["jsonl", "tensorboard"]);
+/// assert_eq!(extensions.sinks.names(), ["jsonl", "tensorboard", "wandb", "mlflow", "trackio"]);
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Extensions {

@@ -18,6 +18,7 @@ mod meter;
 mod registry;
 mod sinks;
 mod tensorboard;
+mod trackers;
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -168,6 +168,11 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
     if config.train.eval.sway.is_some() && gang.rank() == 0 && evaluators.is_empty() {
         return Err(TrainError::NoEvaluator);
     }
+    if gang.rank() == 0 {
+        for sink in &config.train.logging.report_to {
+            extensions.sinks.check(sink)?;
+        }
+    }
     checkpoints.check_no_other_run()?;
     resolved.verify(&*gang)?;
     let (resumed, mut built, restored) = loop {

@@ -6,12 +6,9 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use weightloom_checkpoint::Source;
 use weightloom_errors::Hint;
 use weightloom_gang::{GangOptions, solo};
-use weightloom_hub::{
-    CheckpointMismatch, Hub, HubError, LoadedModel, ModelLoadOptions, StopCriteria, TextGenerator,
-};
+use weightloom_hub::{CheckpointMismatch, Hub, HubError, ModelLoadOptions, StopCriteria, TextGenerator};
 use weightloom_nn::GenerateRequest;
 use weightloom_sway::backend::build::{BackendBuilder, BuildError};
 use weightloom_sway::suite::SuiteErrors;
@@ -21,6 +18,7 @@ use weightloom_sway::{
 use weightloom_train::config::read_file;
 use weightloom_train::{Outcome, TrainError, TrainRequest};
 
+use crate::opened_model::{AdapterMode, OpenedModel};
 use crate::registry::{Folders, Registry};
 
 fn variable(name: &str) -> Option<String> {
@@ -81,20 +79,8 @@ pub fn load_with(
     let hub = hub()?;
     let adapter = adapter.map(|folder| folder.display().to_string());
     let located = hub.locate_with(name, adapter.as_deref(), &())?;
-    let model = hub.open(&located.model, &())?;
-    let LoadedModel { model: loaded, mismatch, .. } = model.load(options, &())?;
-    let adapter = match located.adapter {
-        Some(folder) => Some((model.adapter(&*loaded, &Source::open(folder)?, &())?, 1.0)),
-        None => None,
-    };
-    let generator = TextGenerator {
-        model: loaded,
-        adapter,
-        tokenizer: model.tokenizer()?,
-        templates: model.chat_templates()?,
-        defaults: model.generation_defaults()?,
-    };
-    Ok(LoadedGenerator { generator, mismatch })
+    let opened = OpenedModel { model: hub.open(&located.model, &())?, adapter: located.adapter };
+    opened.load(options, AdapterMode::default(), &())
 }
 
 /// Generates up to `max_new_tokens` tokens after a prompt, taking the most

@@ -15,6 +15,7 @@
 //!
 //! - [`layout`]: how tensors are placed on a mesh of ranks.
 //! - [`gang`]: collective communication.
+//! - [`machine`]: memory and disk space that a process may use.
 //! - [`tensor`]: local tensors and automatic differentiation.
 //! - [`dtensor`]: distributed tensors.
 //! - [`checkpoint`]: checkpoints in any format, on any mesh.
@@ -45,6 +46,7 @@ pub use weightloom_gang as gang;
 pub use weightloom_gang_mpi as gang_mpi;
 pub use weightloom_hub as hub;
 pub use weightloom_layout as layout;
+pub use weightloom_machine as machine;
 pub use weightloom_models as models;
 pub use weightloom_nn as nn;
 pub use weightloom_serve as serve;
@@ -56,11 +58,17 @@ mod app;
 pub mod cli;
 mod facade;
 pub mod launch;
+mod opened_model;
+mod prompt_format;
 mod registry;
+mod sampling_options;
 
 pub use app::{App, app};
 pub use facade::{JudgeSuiteError, LoadedGenerator, generate, judge, load, load_with, train};
+pub use opened_model::{AdapterMode, OpenedModel};
+pub use prompt_format::PromptFormat;
 pub use registry::{Folders, MODEL_PATH, Registry, RegistryError, RegistryErrors};
+pub use sampling_options::SamplingOptions;
 
 /// Compiles and runs the examples of the README.
 #[doc = include_str!("../../../README.md")]

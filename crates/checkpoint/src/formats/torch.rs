@@ -109,6 +109,8 @@ pub(crate) struct Contents {
     pub(crate) plain: BTreeMap<String, String>,
     /// Dicts and lists inside other dicts.
     pub(crate) dicts: BTreeSet<String>,
+    /// Those of them that are lists or tuples.
+    pub(crate) lists: BTreeSet<String>,
 }
 
 /// Indexes one file.
@@ -116,7 +118,7 @@ pub fn read_file(storage: &dyn Storage, name: &str) -> Result<Index, CheckpointE
     let (contents, length) = read_contents(storage, name, FileId(0))?;
     let files = vec![StoredFile { name: name.to_owned(), length }];
     let index = Index::new(Format::Torch, files, contents.tensors)?;
-    Ok(index.with_metadata(contents.plain).with_dicts(contents.dicts))
+    Ok(index.with_metadata(contents.plain).with_dicts(contents.dicts).with_lists(contents.lists))
 }
 
 /// A folder's index.
@@ -209,6 +211,7 @@ impl<'a> Flattener<'_, 'a> {
                 if items.iter().any(|&item| self.has_parts(item)) =>
             {
                 self.nested(name)?;
+                self.contents.lists.insert(name.to_owned());
                 for (number, &item) in items.iter().enumerate() {
                     self.value(&joined(name, &number.to_string()), item, depth + 1)?;
                 }
@@ -222,7 +225,8 @@ impl<'a> Flattener<'_, 'a> {
         if name.is_empty() {
             return Ok(());
         }
-        self.budget.spend(PLAIN + name.len())?;
+        // Lists are named twice.
+        self.budget.spend(PLAIN + 2 * name.len())?;
         self.contents.dicts.insert(name.to_owned());
         Ok(())
     }

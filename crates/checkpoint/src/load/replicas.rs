@@ -24,7 +24,7 @@ pub(super) fn replica_counts(state: &LoadState<'_>) -> ReplicaCounts {
                 let first = layout.mesh().ranks().next()?;
                 Some(layout.replicas(first).ok()?.len() as u64)
             }
-            Sharding::Region(_) => None,
+            Sharding::Region(_) | Sharding::Parts(_) => None,
         },
         Slot::Bytes(_) => None,
     };

@@ -7,7 +7,7 @@ use weightloom_layout::{DType, LayoutError, Shape};
 use super::items::{LoadPlan, ReadItem};
 use super::save::{PlanContext, PlanError};
 use crate::index::Index;
-use crate::state::TensorSpec;
+use crate::state::{Sharding, TensorSpec};
 use crate::tree::{AmbiguousPath, Tree, flatten_leaves};
 
 /// Decides what each rank reads, and into which memory. The [module](super)
@@ -117,6 +117,15 @@ impl<'a> LoadState<'a> {
         let (slots, _) = flatten_leaves(tree, |_| None)?;
         self.slots.extend(slots);
         Ok(self)
+    }
+
+    /// Whether a tensor is held in several parts.
+    pub(crate) fn has_parts(&self) -> bool {
+        let is_parted = |slot: &Slot<'a>| match slot {
+            Slot::Tensor { spec, .. } => matches!(spec.sharding, Sharding::Parts(_)),
+            Slot::Bytes(_) => false,
+        };
+        self.slots.values().any(is_parted)
     }
 
     /// The entries, by name.

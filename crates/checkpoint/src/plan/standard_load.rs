@@ -9,7 +9,8 @@ use super::load::{
     UnexpectedKeys, UnmatchedKey,
 };
 use super::save::{PlanContext, PlanError};
-use crate::index::Index;
+use crate::index::{Index, TensorEntry};
+use crate::parts::Part;
 use crate::state::{Sharding, TensorSpec};
 
 /// The default planner.
@@ -87,30 +88,17 @@ impl<'a> LoadPlanner<'a> for StandardLoadPlanner<'a> {
                 continue;
             };
             let Some(entry) = index.tensors().get(name) else { continue };
+            if let Sharding::Parts(parts) = &spec.sharding {
+                plan.tensors.extend(parts.iter().flat_map(|part| read_part(name, part, entry)));
+                continue;
+            }
             let region = match wanted(name, spec, context.rank) {
                 // A rank outside the mesh may list the tensor with empty memory.
                 Err(LoadPlanError::NotHeld { .. }) if into.is_empty() => continue,
                 region => region?,
             };
-            for (ordinal, tile) in entry.tiles.iter().enumerate() {
-                let Some(part) = region.intersect(&tile.region).filter(|part| !part.is_empty()) else {
-                    continue;
-                };
-                let from = |outer: &Region| -> Vec<usize> {
-                    part.start().iter().zip(outer.start()).map(|(a, b)| a - b).collect()
-                };
-                plan.tensors.push(ReadItem {
-                    destination: MetadataIndex::part(name, &region),
-                    destination_offsets: from(&region),
-                    storage: MetadataIndex {
-                        name: name.clone(),
-                        offset: Some(tile.region.start().to_vec()),
-                        ordinal: Some(ordinal),
-                    },
-                    storage_offsets: from(&tile.region),
-                    lengths: part.size().to_vec(),
-                });
-            }
+            let destination = MetadataIndex::part(name, &region);
+            plan.tensors.extend(reads_of(name, &region, entry).map(|read| read.item(destination.clone())));
         }
         Ok(plan)
     }
@@ -120,7 +108,7 @@ impl<'a> LoadPlanner<'a> for StandardLoadPlanner<'a> {
         let is_filled = |name: &str, slot: &Slot<'_>| match slot {
             Slot::Bytes(_) => index.bytes_at(name).is_some(),
             Slot::Tensor { spec, into } => {
-                let held = wanted(name, spec, context.rank).is_ok_and(|region| !region.is_empty());
+                let held = spec.volume(context.rank).is_ok_and(|volume| volume > 0);
                 held && !into.is_empty() && index.tensors().contains_key(name)
             }
         };
@@ -133,7 +121,10 @@ impl<'a> LoadPlanner<'a> for StandardLoadPlanner<'a> {
         let rank = self.context.ok_or(PlanError::NotConfigured)?.rank;
         match self.state.slots.remove(name) {
             Some(Slot::Tensor { spec, into }) => {
-                let shape = wanted(name, &spec, rank)?.shape();
+                let shape = match &spec.sharding {
+                    Sharding::Parts(parts) => parts.local_shape().clone(),
+                    _ => wanted(name, &spec, rank)?.shape(),
+                };
                 Ok(Destination { shape, dtype: spec.dtype, bytes: into })
             }
             _ => Err(LoadPlanError::NoSuchItem { name: name.clone() }),
@@ -154,6 +145,50 @@ impl<'a> LoadPlanner<'a> for StandardLoadPlanner<'a> {
             _ => Err(LoadPlanError::NoSuchItem { name: name.to_owned() }),
         }
     }
+}
+
+/// The reads of a part of a tensor, into memory of several parts.
+fn read_part(name: &str, part: &Part, entry: &TensorEntry) -> Vec<ReadItem> {
+    let reads = reads_of(name, &part.whole, entry).map(|mut read| {
+        let offsets = read.offsets.iter_mut().zip(part.local.start());
+        offsets.for_each(|(offset, start)| *offset += start);
+        read.item(MetadataIndex::whole(name))
+    });
+    reads.collect()
+}
+
+/// A box of a stored tile.
+struct TileRead {
+    storage: MetadataIndex,
+    storage_offsets: Vec<usize>,
+    lengths: Vec<usize>,
+    /// The offset in the region that is read.
+    offsets: Vec<usize>,
+}
+
+impl TileRead {
+    fn item(self, destination: MetadataIndex) -> ReadItem {
+        let Self { storage, storage_offsets, lengths, offsets } = self;
+        ReadItem { destination, destination_offsets: offsets, storage, storage_offsets, lengths }
+    }
+}
+
+/// The boxes of the stored tiles that a region consists of.
+fn reads_of<'a>(
+    name: &'a str,
+    region: &'a Region,
+    entry: &'a TensorEntry,
+) -> impl Iterator<Item = TileRead> + 'a {
+    entry.tiles.iter().enumerate().filter_map(move |(ordinal, tile)| {
+        let part = region.intersect(&tile.region).filter(|part| !part.is_empty())?;
+        let from = |outer: &Region| -> Vec<usize> {
+            part.start().iter().zip(outer.start()).map(|(a, b)| a - b).collect()
+        };
+        let offset = Some(tile.region.start().to_vec());
+        let storage = MetadataIndex { name: name.to_owned(), offset, ordinal: Some(ordinal) };
+        let lengths = part.size().to_vec();
+        Some(TileRead { storage, storage_offsets: from(&tile.region), lengths, offsets: from(region) })
+    })
 }
 
 fn wanted(name: &str, spec: &TensorSpec, rank: usize) -> Result<Region, LoadPlanError> {

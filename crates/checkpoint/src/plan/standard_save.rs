@@ -8,6 +8,7 @@ use super::gather;
 use super::items::{Metadata, Redistribution, SavePlan, TensorMetadata, WriteData, WriteItem};
 use super::save::{PlanContext, PlanError, SavePlanner};
 use crate::fingerprint::{Fingerprint, Mixer};
+use crate::parts::Parts;
 use crate::state::{Bytes, LeafValue, LocalTensor, Section, Sharding, State};
 
 /// An entry to plan, without its elements.
@@ -21,7 +22,7 @@ pub(super) struct Subject {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum SubjectKind {
     Laid { dtype: DType, shape: Shape, layout: Layout },
-    Boxed { dtype: DType, shape: Shape, region: Region },
+    Boxed { dtype: DType, shape: Shape, regions: Vec<Region> },
     Bytes { length: u64, digest: Fingerprint },
 }
 
@@ -159,9 +160,9 @@ impl SavePlanner for StandardSavePlanner {
                     let spec = &tensor.spec;
                     let (dtype, shape) = (spec.dtype, spec.shape.clone());
                     let failed = |problem| PlanError::Layout { name: name.clone(), problem };
-                    let region = spec.region(context.rank).map_err(failed)?;
-                    let volume = region.as_ref().map_or(0, Region::volume);
+                    let volume = spec.volume(context.rank).map_err(failed)?;
                     if tensor.bytes.len() != volume * dtype.size() {
+                        let region = spec.region(context.rank).map_err(failed)?;
                         return Err(PlanError::Length {
                             name: name.clone(),
                             rank: context.rank,
@@ -172,7 +173,11 @@ impl SavePlanner for StandardSavePlanner {
                     }
                     match &spec.sharding {
                         Sharding::Region(region) => {
-                            SubjectKind::Boxed { dtype, shape, region: region.clone() }
+                            SubjectKind::Boxed { dtype, shape, regions: vec![region.clone()] }
+                        }
+                        Sharding::Parts(parts) => {
+                            let regions = parts.iter().map(|part| part.whole.clone()).collect();
+                            SubjectKind::Boxed { dtype, shape, regions }
                         }
                         Sharding::Layout(layout) => {
                             let written = written_from(*layout, &shape, dtype, self.redistribute_below);
@@ -226,7 +231,14 @@ impl SavePlanner for StandardSavePlanner {
         for subject in &self.subjects {
             let region = match &subject.kind {
                 SubjectKind::Bytes { .. } => Region::whole(&Shape::default()),
-                SubjectKind::Boxed { region, .. } => region.clone(),
+                SubjectKind::Boxed { shape, regions, .. } => {
+                    items.extend(regions.iter().map(|region| subject.item(region.clone())));
+                    // A tensor without elements has no holder, and is saved nevertheless.
+                    if regions.is_empty() && shape.volume() == 0 {
+                        items.push(subject.item(Region::whole(shape)));
+                    }
+                    continue;
+                }
                 SubjectKind::Laid { layout, .. } if layout.mesh().position(context.rank).is_err() => continue,
                 SubjectKind::Laid { layout, .. } if layout.pending().next().is_some() => {
                     let (name, layout) = (subject.name.clone(), layout.to_string());
@@ -267,21 +279,51 @@ fn part_of<'s>(
     wanted: &Region,
     rank: usize,
 ) -> Result<Bytes<'s>, PlanError> {
+    if let Sharding::Parts(parts) = &tensor.spec.sharding {
+        return bytes_of_part(name, tensor, parts, wanted);
+    }
     let held = tensor.spec.region(rank);
     let held = held.map_err(|problem| PlanError::Layout { name: name.to_owned(), problem })?;
     let held = held.ok_or_else(|| PlanError::NoSuchItem { name: name.to_owned() })?;
     if held == *wanted {
         return Ok(tensor.bytes.reborrow());
     }
-    let width = tensor.spec.dtype.size();
     let runs = wanted.relative_to(&held).and_then(|part| part.runs(&held.shape()).ok());
     let not_held = || PlanError::NotHeld { name: name.to_owned(), rank, wanted: wanted.clone(), held };
-    let mut bytes = vec![0; wanted.volume() * width];
-    let mut rest = &mut bytes[..];
-    for run in runs.ok_or_else(not_held)? {
-        let (part, after) = rest.split_at_mut(run.len() * width);
-        tensor.bytes.read(run.start * width, part)?;
-        rest = after;
+    copy_runs(&tensor.bytes, runs.ok_or_else(not_held)?, tensor.spec.dtype.size())
+}
+
+/// The bytes of a region that lies inside of one part.
+fn bytes_of_part<'s>(
+    name: &str,
+    tensor: &'s LocalTensor<'_>,
+    parts: &Parts,
+    wanted: &Region,
+) -> Result<Bytes<'s>, PlanError> {
+    let width = tensor.spec.dtype.size();
+    let inside = parts.iter().find_map(|part| Some((part, wanted.relative_to(&part.whole)?)));
+    let local = inside.and_then(|(part, wanted)| {
+        let start: Vec<usize> = wanted.start().iter().zip(part.local.start()).map(|(a, b)| a + b).collect();
+        Region::new(&start, wanted.size()).ok()
+    });
+    let runs = local.and_then(|local| Some(local.runs(parts.local_shape()).ok()?.collect::<Vec<_>>()));
+    match runs.ok_or_else(|| PlanError::NoSuchItem { name: name.to_owned() })?.as_slice() {
+        [run] => Ok(tensor.bytes.part(run.start * width, run.len() * width)),
+        runs => copy_runs(&tensor.bytes, runs.iter().cloned(), width),
+    }
+}
+
+/// Copies runs of elements one after the other.
+fn copy_runs<'s>(
+    from: &Bytes<'_>,
+    runs: impl Iterator<Item = std::ops::Range<usize>>,
+    width: usize,
+) -> Result<Bytes<'s>, PlanError> {
+    let mut bytes = Vec::new();
+    for run in runs {
+        let start = bytes.len();
+        bytes.resize(start + run.len() * width, 0);
+        from.read(run.start * width, &mut bytes[start..])?;
     }
     Ok(Bytes::Owned(bytes))
 }

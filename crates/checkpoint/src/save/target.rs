@@ -7,6 +7,8 @@ use weightloom_errors::Hint;
 
 use super::file_plan::MAX_HEADER;
 use crate::storage::Storage;
+#[cfg(feature = "object-store")]
+use crate::storage::{Address, ObjectOptions, ObjectStorage, StorageError};
 
 /// Where a checkpoint is saved.
 #[derive(Clone)]
@@ -15,6 +17,20 @@ pub enum Target {
     Folder(PathBuf),
     /// A prefix in an object store, or any other [`Storage`].
     Objects(Arc<dyn Storage>),
+}
+
+impl Target {
+    /// The target at a path or URL: `runs/step_100`, `s3://bucket/step_100`.
+    #[cfg(feature = "object-store")]
+    pub fn parse(location: &str) -> Result<Self, StorageError> {
+        match Address::parse(location)? {
+            Address::Local { path } => Ok(Self::Folder(PathBuf::from(path))),
+            Address::Remote(remote) => {
+                let storage = ObjectStorage::at(&remote, ObjectOptions::default())?;
+                Ok(Self::Objects(Arc::new(storage)))
+            }
+        }
+    }
 }
 
 /// Format of a saved checkpoint.

@@ -7,18 +7,18 @@
 //! depend, to the last bit, on the other questions.
 
 mod batch;
-mod chat;
+pub(super) mod chat;
 mod engine;
 mod generation;
 pub(super) mod identity;
 mod logits;
-mod request;
+pub(super) mod pending_rows;
+pub(super) mod request;
 mod schedule;
+pub(super) mod score_answer;
 mod scoring;
-mod torch_rng;
 mod variant;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -28,15 +28,15 @@ use weightloom_hub::{HubError, Model, TrainingData};
 use weightloom_layout::DType;
 use weightloom_tensor::Device;
 
+use super::distinct::DistinctQuestions;
 use super::preflight::first_problem;
 use super::{AnswerSink, Backend, Capabilities, Capability, Description};
-use crate::answer::Answer;
 use crate::chat::ChatSupport;
-use crate::error::{BackendError, QueryError};
+use crate::error::BackendError;
 use crate::question::Question;
 use crate::view::View;
 use engine::Engine;
-use request::{Request, RequestBuilder};
+use request::{Request, RequestBuilder, SequenceLimits};
 
 /// The tuned model of a [`LocalBackend`].
 #[derive(Clone, Debug)]
@@ -192,24 +192,6 @@ fn notes(tuned: &Tuned) -> Vec<String> {
     }
 }
 
-/// Passes the answer to a distinct question on to all its duplicates.
-struct Duplicates<'a> {
-    indices: &'a [(&'a Question, Vec<usize>)],
-    sink: &'a mut dyn AnswerSink,
-}
-
-impl AnswerSink for Duplicates<'_> {
-    fn answered(&mut self, index: usize, answer: Result<Answer, QueryError>) {
-        for &index in &self.indices[index].1 {
-            self.sink.answered(index, answer.clone());
-        }
-    }
-
-    fn is_cancelled(&self) -> bool {
-        self.sink.is_cancelled()
-    }
-}
-
 impl Backend for LocalBackend {
     fn description(&self) -> &Description {
         &self.description
@@ -221,20 +203,13 @@ impl Backend for LocalBackend {
         }
         let (options, kind) = (self.options, self.description.kind.clone());
         let engine = self.engine()?;
-        let mut distinct: BTreeMap<&Question, Vec<usize>> = BTreeMap::new();
-        for (index, question) in questions.iter().enumerate() {
-            distinct.entry(question).or_default().push(index);
-        }
-        let distinct: Vec<(&Question, Vec<usize>)> = distinct.into_iter().collect();
-        let mut sink = Duplicates { indices: &distinct, sink };
+        let distinct = DistinctQuestions::of(questions);
+        let mut sink = distinct.sink(sink);
         let definitions = [Some(engine.base.definition()), engine.tuned_definition()];
-        let builder = RequestBuilder::new(
-            &engine.tokenizer,
-            engine.template(),
-            definitions.into_iter().flatten().collect(),
-        );
+        let limits = definitions.into_iter().flatten().map(SequenceLimits::of).collect();
+        let builder = RequestBuilder::new(&engine.tokenizer, engine.template(), limits);
         let mut requests: Vec<(usize, Request)> = Vec::new();
-        for (index, (question, _)) in distinct.iter().enumerate() {
+        for (index, question) in distinct.iter() {
             let request = builder.build(question).and_then(|request| {
                 request.views().try_for_each(|view| engine.check_view(&kind, view))?;
                 Ok(request)

@@ -5,7 +5,8 @@
 //! - Chats: [`chats`] renders prompts with the template of a model.
 //! - Tools: [`tool_calls`] of a model that makes some.
 //! - Generation: [`sampling`].
-//! - Backends: [`backends`] builds each kind that a suite can name.
+//! - Backends: [`backends`] builds each kind that a suite can name; [`live_backend`] asks a
+//!   model in memory.
 //! - Users' code: [`own_probes`] and [`own_backends`] are what a user writes to add
 //!   a probe or a backend.
 //!
@@ -23,6 +24,7 @@ mod device;
 mod dlm_sway_numbers;
 mod dlm_sway_report;
 mod hostile_files;
+mod live_backend;
 mod local_backend;
 mod own_backends;
 mod own_probes;

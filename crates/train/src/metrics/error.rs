@@ -17,6 +17,9 @@ pub enum MetricsError {
     NotMetrics { path: PathBuf, line: u64 },
     #[error("`train.logging.report_to`: {0}")]
     Unknown(#[from] UnknownName),
+    /// A sink that this program, or this machine, does not have.
+    #[error("cannot report to `{sink}`: {reason}")]
+    Unavailable { sink: String, reason: String, hint: String },
     /// A sink that is not built in.
     #[error("the metric sink `{sink}` failed: {reason}")]
     Sink { sink: String, reason: String },
@@ -34,6 +37,7 @@ impl Hint for MetricsError {
         match self {
             Self::File(error) => error.hint(),
             Self::Unknown(error) => error.hint(),
+            Self::Unavailable { hint, .. } => Some(hint.clone()),
             Self::Sink { .. } => None,
             Self::NotMetrics { path, .. } => {
                 Some(format!("move `{}`, or change `train.checkpoint.output_dir`", path.display()))

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use weightloom_document::schema::Choice;
 
+use super::trackers::{TRACKERS, Tracker};
 use super::{Jsonl, MetricsError, Sink, SinkKind, TensorBoard};
-use crate::extensions::{NoOptions, RegisterError, Registry, caught, section_of};
+use crate::extensions::{NoOptions, RegisterError, Registry, UnknownName, caught, section_of};
 
 /// A kind of metric sink, which opens a [`Sink`] for a run.
 ///
@@ -21,6 +22,11 @@ pub trait SinkFactory: fmt::Debug + Send + Sync + 'static {
 
     /// What it is, in a sentence for the config reference.
     fn summary(&self) -> &'static str;
+
+    /// Fails if the sink can never be opened here, before the run loads anything.
+    fn check(&self) -> Result<(), MetricsError> {
+        Ok(())
+    }
 
     /// Opens the sink for a run with this output folder that continues after step
     /// `after`; records of later steps are to be discarded.
@@ -54,32 +60,55 @@ impl MetricSinks {
         Ok(self)
     }
 
-    /// Adds a sink.
+    /// Adds a sink. It may have the name of a tracker, which it then writes to.
     pub fn register(&mut self, factory: impl SinkFactory) -> Result<(), RegisterError> {
         let about = (factory.name(), factory.summary());
         self.0.add(about, section_of::<NoOptions>, Arc::new(factory))
     }
 
-    /// All names, the built-in ones first.
+    /// All names, the built-in ones first, and trackers that nobody has registered last.
     pub fn names(&self) -> Vec<&'static str> {
-        self.0.names()
+        self.0.names().into_iter().chain(self.unregistered().map(SinkFactory::name)).collect()
+    }
+
+    /// Trackers that this program cannot write to.
+    fn unregistered(&self) -> impl Iterator<Item = &'static Tracker> {
+        TRACKERS.iter().filter(|tracker| self.0.find(tracker.name()).is_err())
+    }
+
+    fn find(&self, kind: &SinkKind) -> Result<&dyn SinkFactory, UnknownName> {
+        self.0.find(kind.name()).or_else(|unknown| {
+            let tracker = TRACKERS.iter().find(|tracker| tracker.name() == kind.name());
+            tracker.map(|tracker| tracker as &dyn SinkFactory).ok_or(unknown)
+        })
+    }
+
+    /// Fails if a sink can never be opened in this program.
+    pub fn check(&self, kind: &SinkKind) -> Result<(), MetricsError> {
+        let found = self.find(kind)?;
+        caught(|| found.check())
+            .unwrap_or_else(|panic| Err(MetricsError::failed(kind.name(), panic.to_string())))
     }
 
     /// Opens a sink for a run that continues after step `after`.
     pub fn open(&self, kind: &SinkKind, folder: &Path, after: u64) -> Result<Box<dyn Sink>, MetricsError> {
-        let found = self.0.find(kind.name())?;
+        let found = self.find(kind)?;
         caught(|| found.open(folder, after))
             .unwrap_or_else(|panic| Err(MetricsError::failed(kind.name(), panic.to_string())))
     }
 
     /// Where to look at the metrics that a sink stores.
     pub fn how_to_view(&self, kind: &SinkKind, folder: &str) -> Option<String> {
-        let found = self.0.find(kind.name()).ok()?;
+        let found = self.find(kind).ok()?;
         caught(|| found.how_to_view(folder)).ok()
     }
 
     pub(crate) fn choices(&self) -> Vec<Choice> {
-        self.0.choices()
+        let choice = |tracker: &Tracker| Choice {
+            name: tracker.name().to_owned(),
+            description: tracker.summary().to_owned(),
+        };
+        self.0.choices().into_iter().chain(self.unregistered().map(choice)).collect()
     }
 }
 

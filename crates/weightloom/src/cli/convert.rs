@@ -1,17 +1,15 @@
 //! `weightloom convert`.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum, ValueHint};
 use globset::{Glob, GlobSet, GlobSetBuilder};
 use serde::Serialize;
 use weightloom::Registry;
-use weightloom::checkpoint::storage::Address;
 use weightloom::checkpoint::{
-    ConvertOptions, Fingerprint, Format, ModelPart, ObjectOptions, ObjectStorage, SaveFormat, SaveOptions,
-    Source, Target, convert,
+    CheckpointError, ConvertOptions, Fingerprint, Format, ModelPart, SaveFormat, SaveOptions, Source,
+    Target, convert,
 };
 use weightloom::errors::Hint;
 use weightloom::hub::{HubError, folder_files};
@@ -107,7 +105,7 @@ struct Converted {
 }
 
 pub(super) fn run(args: &ConvertArgs, registry: &Registry, output: Output) -> Result<ExitCode, Failure> {
-    let target = target(&args.target)?;
+    let target = Target::parse(&args.target).map_err(CheckpointError::from)?;
     if let Target::Folder(folder) = &target {
         check_folder_name("convert to", folder)?;
     }
@@ -205,18 +203,6 @@ fn described(
     let located = hub.locate(&args.source, &());
     let model = located.and_then(|located| hub.open(&located.model, &()));
     Ok(model.and_then(|model| folder_files(&model, args.dtype)))
-}
-
-fn target(location: &str) -> Result<Target, Failure> {
-    let address = Address::parse(location).map_err(|error| Failure::user(&error))?;
-    match address {
-        Address::Local { path } => Ok(Target::Folder(PathBuf::from(path))),
-        Address::Remote(remote) => {
-            let storage = ObjectStorage::at(&remote, ObjectOptions::default());
-            let storage = storage.map_err(|error| Failure::operational_with_hint(&error))?;
-            Ok(Target::Objects(std::sync::Arc::new(storage)))
-        }
-    }
 }
 
 fn chosen(args: &ConvertArgs, source: &Source) -> Result<Option<Vec<String>>, PatternError> {

@@ -12,9 +12,11 @@ pub(super) fn render(run: &DryRun) -> String {
     sections.join("\n")
 }
 
-/// Warns on stderr if the run does not fit, where results are JSON: the text says so.
+/// Warns on stderr if the run does not fit, where results are printed as JSON: the text
+/// says so.
 pub(super) fn warn_if_too_large(run: &DryRun, output: Output) {
-    if let Some(fit) = run.fit.as_ref().filter(|fit| !fit.fits && output.is_json()) {
+    let prints_json = output.is_json() && output.listener.is_none();
+    if let Some(fit) = run.fit.as_ref().filter(|fit| !fit.fits && prints_json) {
         output.warning(&fact(fit));
     }
 }

@@ -44,7 +44,7 @@ macro_rules! call_error_from {
     };
 }
 
-call_error_from!(CheckpointError, HubError, TrainError, LaunchError);
+call_error_from!(CheckpointError, ConformanceError, HubError, TrainError, LaunchError);
 
 /// What kind of failure a command met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

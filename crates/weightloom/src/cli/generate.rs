@@ -9,18 +9,15 @@ use std::time::Instant;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
-use weightloom::checkpoint::Source;
 use weightloom::checkpoint::storage::ReadMode;
 use weightloom::gang::{Gang, GangSizes, Gangs};
-use weightloom::hub::text::{ChatContext, Message, OrderedJson};
 use weightloom::hub::{
-    CheckpointMismatch, EosHandling, HubError, LoadedModel, ModelLoadOptions, StopCriteria, StreamedToken,
-    Strictness, TextGenerator, default_sampling,
+    CheckpointMismatch, EosHandling, HubError, ModelLoadOptions, StopCriteria, StreamedToken, Strictness,
 };
 use weightloom::launch::{Launch, MpiJob};
 use weightloom::layout::DType;
-use weightloom::nn::{FinishReason, GenerateRequest, Sampling};
-use weightloom::{LoadedGenerator, Registry};
+use weightloom::nn::{FinishReason, GenerateRequest};
+use weightloom::{AdapterMode, LoadedGenerator, PromptFormat, Registry, SamplingOptions};
 
 use super::convert::dtype;
 use super::device::DeviceArgs;
@@ -122,7 +119,6 @@ impl RunArgs {
         gangs: Option<Gangs>,
         output: Output,
     ) -> Result<LoadedGenerator, Failure> {
-        let OpenedModel { model, adapter: folder } = opened;
         let speaks = gangs.as_ref().is_none_or(|gangs| gangs.root.rank() == 0);
         let rank = gangs.as_ref().map_or(0, |gangs| gangs.root.rank());
         let device = self.device.resolve(rank, if speaks { output } else { output.quiet() })?;
@@ -134,37 +130,13 @@ impl RunArgs {
             strictness: self.strictness(),
             ..ModelLoadOptions::default()
         };
-        let progress = Progress::new(output);
-        // In parallel, since loading a large vocabulary takes time.
-        let (loaded, tokenizer) = std::thread::scope(|scope| {
-            let tokenizer = scope.spawn(|| model.tokenizer());
-            let loaded = model.load(&options, &progress);
-            (loaded, tokenizer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-        });
-        let LoadedModel { model: mut loaded, mismatch, .. } = loaded?;
+        let scale = self.adapter_scale.unwrap_or(1.0);
+        let mode = if self.merge { AdapterMode::Merged(scale) } else { AdapterMode::Separate(scale) };
+        let loaded = opened.load(&options, mode, &Progress::new(output))?;
         if speaks {
-            mismatch.outcomes().iter().for_each(|line| output.warning(&escaped(line)));
+            loaded.mismatch.outcomes().iter().for_each(|line| output.warning(&escaped(line)));
         }
-        let tokenizer = tokenizer?;
-        let mut adapter = None;
-        if let Some(folder) = folder {
-            let source = Source::open(folder)?;
-            let made = model.adapter(&*loaded, &source, &progress)?;
-            let scale = self.adapter_scale.unwrap_or(1.0);
-            if self.merge {
-                loaded = loaded.merged(&made, scale).map_err(HubError::from)?;
-            } else {
-                adapter = Some((made, scale));
-            }
-        }
-        let generator = TextGenerator {
-            model: loaded,
-            adapter,
-            tokenizer,
-            templates: opened.templates()?,
-            defaults: model.generation_defaults()?,
-        };
-        Ok(LoadedGenerator { generator, mismatch })
+        Ok(loaded)
     }
 }
 
@@ -238,37 +210,6 @@ pub(super) struct GenerateArgs {
     run: RunArgs,
 }
 
-/// How a prompt is formatted, and who decided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PromptFormat {
-    Text,
-    /// The training data were chats, but there is no chat template.
-    TextForLackOfTemplate,
-    Chat,
-    /// The training data were chats.
-    ChatAsInTraining,
-}
-
-impl PromptFormat {
-    fn is_chat(self) -> bool {
-        matches!(self, Self::Chat | Self::ChatAsInTraining)
-    }
-
-    /// What to say about a format that nobody asked for. `trained` is what was
-    /// trained.
-    fn note(self, trained: &str) -> Option<String> {
-        match self {
-            Self::Text | Self::Chat => None,
-            Self::ChatAsInTraining => Some(format!(
-                "note: using the chat template: the {trained} was trained on chats (--no-chat disables it)"
-            )),
-            Self::TextForLackOfTemplate => Some(format!(
-                "note: using plain text: the {trained} was trained on chats, but there is no chat template"
-            )),
-        }
-    }
-}
-
 /// A prompt and its format.
 #[derive(Clone, Copy)]
 struct PromptText<'a> {
@@ -318,23 +259,20 @@ pub(super) fn prompt_text(argument: &str) -> Result<String, Failure> {
 }
 
 impl GenerateArgs {
-    fn sampling(&self, generator: &TextGenerator) -> Sampling {
-        let drawn = self.sample
-            || self.temperature.is_some()
-            || self.top_k.is_some()
-            || self.top_p.is_some()
-            || self.min_p.is_some();
-        let mut sampling = if drawn {
-            default_sampling(&generator.defaults, self.seed)
-        } else {
-            Sampling { seed: self.seed, ..Sampling::default() }
-        };
-        sampling.temperature = self.temperature.unwrap_or(sampling.temperature);
-        sampling.top_k = self.top_k.or(sampling.top_k);
-        sampling.top_p = self.top_p.or(sampling.top_p);
-        sampling.min_p = self.min_p.or(sampling.min_p);
-        sampling.repetition_penalty = self.repetition_penalty.unwrap_or(sampling.repetition_penalty);
-        sampling
+    fn sampling(&self) -> SamplingOptions {
+        SamplingOptions {
+            sample: self.sample,
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            seed: self.seed,
+        }
+    }
+
+    fn eos(&self) -> EosHandling {
+        if self.ignore_eos { EosHandling::Ignore } else { EosHandling::Stop }
     }
 
     /// How the prompt is formatted: as asked for, or else as the training data
@@ -343,38 +281,7 @@ impl GenerateArgs {
         if self.chat || self.system.is_some() {
             return Ok(PromptFormat::Chat);
         }
-        if self.no_chat || !model.training_data()?.is_some_and(|record| record.has_chats()) {
-            return Ok(PromptFormat::Text);
-        }
-        Ok(match model.templates()?.is_empty() {
-            true => PromptFormat::TextForLackOfTemplate,
-            false => PromptFormat::ChatAsInTraining,
-        })
-    }
-
-    /// Tokens that end the text besides those of the model: in a chat, the one
-    /// that ends the assistant's turn, which a base model does not have.
-    fn stop_tokens(&self, generator: &TextGenerator, format: PromptFormat) -> Result<Vec<u32>, HubError> {
-        let template = generator.templates.pick(&ChatContext::default());
-        match template.filter(|_| format.is_chat() && !self.ignore_eos) {
-            Some(template) => Ok(template.end_of_turn_token(&generator.tokenizer)?.into_iter().collect()),
-            None => Ok(Vec::new()),
-        }
-    }
-
-    fn prompt(
-        &self,
-        generator: &TextGenerator,
-        format: PromptFormat,
-        text: &str,
-    ) -> Result<Vec<u32>, Failure> {
-        if !format.is_chat() {
-            return Ok(generator.encode_prompt(text)?);
-        }
-        let system = self.system.iter().map(|text| Message::new("system", text.as_str()));
-        let messages: Vec<Message> = system.chain([Message::new("user", OrderedJson::from(text))]).collect();
-        let context = ChatContext { now: now(), ..ChatContext::default() };
-        Ok(generator.encode_chat(&messages, &context)?)
+        if self.no_chat { Ok(PromptFormat::Text) } else { model.prompt_format() }
     }
 }
 
@@ -401,7 +308,7 @@ pub(super) fn run(args: &GenerateArgs, registry: &Registry, output: Output) -> R
     let trained = if model.adapter.is_some() { "adapter" } else { "model" };
     // Under mpirun, one rank speaks for all.
     let speaks = MpiJob::detect().is_none_or(|job| job.rank == 0);
-    if let Some(note) = format.note(trained).filter(|_| speaks) {
+    if let Some(note) = format.note(trained, "--no-chat").filter(|_| speaks) {
         output.note(&note);
     }
     let prompt = PromptText { text: &text, format };
@@ -460,19 +367,16 @@ fn generate(
     let output_of_rank = if first { output } else { output.quiet() };
     let LoadedGenerator { generator, mismatch } = args.run.generator(model, gangs, output_of_rank)?;
     let format = prompt.format;
-    let prompt = args.prompt(&generator, format, prompt.text)?;
+    let prompt = format.encode(&generator, prompt.text, args.system.as_deref(), now())?;
     let load_seconds = started.elapsed().as_secs_f64();
     let request = GenerateRequest {
         prompts: vec![prompt.clone()],
         max_new_tokens: args.max_new_tokens,
-        sampling: args.sampling(&generator),
-        stop_tokens: args.stop_tokens(&generator, format)?,
+        sampling: args.sampling().resolve(&generator.defaults),
+        stop_tokens: format.stop_tokens(&generator, args.eos())?,
         ..GenerateRequest::default()
     };
-    let stop = StopCriteria {
-        strings: args.stop.clone(),
-        eos: if args.ignore_eos { EosHandling::Ignore } else { EosHandling::Stop },
-    };
+    let stop = StopCriteria { strings: args.stop.clone(), eos: args.eos() };
     let generation_started = Instant::now();
     let mut first_token = None;
     let streams = first && !output.is_json();

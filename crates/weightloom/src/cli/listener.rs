@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use weightloom::gang::Gang;
+use weightloom::train::callback::Callback;
+
 /// Receives what a command would print. Called from several threads at once.
 pub trait Listener: Send + Sync {
     /// A result of the command, as JSON. Some commands have several.
@@ -29,9 +32,20 @@ pub trait Listener: Send + Sync {
         let _ = bytes;
     }
 
-    /// Whether the command should end early.
+    /// Whether the command should end early. A training run ends after the current step,
+    /// with a checkpoint.
     fn is_cancelled(&self) -> bool {
         false
+    }
+
+    /// Callbacks of a training run. They are called on its first rank.
+    fn callbacks(&self) -> Vec<Box<dyn Callback>> {
+        Vec::new()
+    }
+
+    /// The ranks of a training run, if this process is one of several.
+    fn gang(&self) -> Option<Arc<dyn Gang>> {
+        None
     }
 }
 

@@ -1,26 +1,17 @@
 //! Models, adapters and checkpoints by the names that users give. Notes on stderr
 //! say what a name was resolved to.
 
-use std::path::PathBuf;
-
+pub(super) use weightloom::OpenedModel;
 use weightloom::Registry;
 use weightloom::checkpoint::Source;
-use weightloom::hub::text::ChatTemplates;
 use weightloom::hub::{
-    Hub, HubError, LocateError, LocateStep, LocatedCheckpoint, LocatedModel, Model, ModelLocation,
-    TrainingData,
+    Hub, HubError, LocateError, LocateStep, LocatedCheckpoint, LocatedModel, ModelLocation,
 };
 use weightloom::launch::MpiJob;
 
 use super::failure::Failure;
 use super::hub::{Downloads, HubArgs};
 use super::output::Output;
-
-/// A model with the adapter to apply to it.
-pub(super) struct OpenedModel {
-    pub(super) model: Model,
-    pub(super) adapter: Option<PathBuf>,
-}
 
 impl OpenedModel {
     /// Opens a model: by name, the base of an adapter, or the newest checkpoint
@@ -52,26 +43,6 @@ impl OpenedModel {
         let LocatedModel { model, adapter, steps } = hub.locate(name, &())?;
         note(&steps, output);
         Ok(Self { model: hub.open(&model, &())?, adapter })
-    }
-
-    /// The adapter's chat templates, or else the model's.
-    pub(super) fn templates(&self) -> Result<ChatTemplates, HubError> {
-        if let Some(folder) = &self.adapter {
-            let own = ChatTemplates::from_folder(folder)?;
-            if !own.is_empty() {
-                return Ok(own);
-            }
-        }
-        self.model.chat_templates()
-    }
-
-    /// How the data of the adapter, or of the model, were formatted; none if it
-    /// is not recorded. The record of an adapter is the later one.
-    pub(super) fn training_data(&self) -> Result<Option<TrainingData>, HubError> {
-        match &self.adapter {
-            Some(folder) => Ok(TrainingData::from_folder(folder)?),
-            None => self.model.training_data(),
-        }
     }
 }
 

@@ -73,6 +73,11 @@ impl Output {
         self.show_styled(result, |result| escaped(&text(result)).into_owned())
     }
 
+    /// Prints a result that is a text in a format of its own.
+    pub(super) fn show_text(self, text: &str) -> Result<ExitCode, Failure> {
+        written(self.write_stdout(&escaped(text.trim_end())))
+    }
+
     /// As [`show`](Self::show), for text with colours, whose parts the caller
     /// has escaped.
     pub(super) fn show_styled<T: Serialize>(

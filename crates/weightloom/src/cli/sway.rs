@@ -275,7 +275,7 @@ fn report(args: &ReportArgs, output: Output) -> Result<ExitCode, Failure> {
     };
     match &args.out {
         Some(file) => put(file, &text),
-        None => Output::TEXT.show(&text, |text| text.trim_end().to_owned()),
+        None => output.show_text(&text),
     }
 }
 
@@ -287,7 +287,7 @@ fn trace(args: &TraceArgs, output: Output) -> Result<ExitCode, Failure> {
         // Markdown tables read well in a terminal.
         TableFormat::Markdown | TableFormat::Terminal => summary.to_markdown(),
     };
-    Output::TEXT.show(&text, |text| text.trim_end().to_owned())?;
+    output.show_text(&text)?;
     Ok(if summary.total_events == 0 { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }
 

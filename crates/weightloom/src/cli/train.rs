@@ -22,7 +22,8 @@ use weightloom::train::callback::{
 use weightloom::train::config::{Config, ConfigReader, dump, reference_with, schema_with};
 use weightloom::train::data::{DocumentsRead, PromptStyle};
 use weightloom::train::dry_run::DeviceMemory;
-use weightloom::train::metrics::{Event, EventKind, Record, SinkKind};
+use weightloom::train::engine::StepResult;
+use weightloom::train::metrics::{Event, EventKind, MetricsError, Record, SinkKind};
 use weightloom::train::{ConfigChanges, DryRunRequest, End, Outcome, TrainError, TrainRequest, train};
 
 use super::RankArgs;
@@ -32,6 +33,7 @@ use super::device::{self, DeviceOverride};
 use super::dry_run;
 use super::failure::Failure;
 use super::hub::{Downloads, HubArgs};
+use super::listener::Listener;
 use super::output::{Format, Output, bytes, counted};
 use super::progress::Progress;
 use super::sway::BackendArgs;
@@ -111,6 +113,7 @@ impl From<TrainError> for Failure {
             TrainError::Hub(error) => Self::from(error),
             TrainError::Checkpoint(error) => Self::from(error),
             TrainError::NotFinite { .. } => Self::check_with_hint(&error),
+            TrainError::Metrics(MetricsError::Unavailable { .. }) => Self::user(&error),
             TrainError::Gang(_)
             | TrainError::File(_)
             | TrainError::CheckpointFolder { .. }
@@ -176,13 +179,19 @@ pub(super) fn run(args: &TrainArgs, registry: &Registry, output: Output) -> Resu
     // Report errors in the suite once, not on every rank.
     SwayEvaluator::new(&config, &args.backend(), registry, output)?;
     device::resolve(config.train.device, 0, output)?;
-    let stop = stop_signal()?;
-    let launch = Launch::detect(args.ranks.ranks, 1)?;
-    let outcome = launch.run(
-        args.ranks.options(),
-        |gang| run_rank(args, registry, &config, &stop, gang, output),
-        |failure| output.failure(failure),
-    )?;
+    let stop = match output.listener() {
+        // Signals are its caller's.
+        Some(_) => Arc::default(),
+        None => stop_signal()?,
+    };
+    let outcome = match output.listener().and_then(|listener| listener.gang()) {
+        Some(gang) => Some(run_rank(args, registry, &config, &stop, gang, output)?),
+        None => Launch::detect(args.ranks.ranks, 1)?.run(
+            args.ranks.options(),
+            |gang| run_rank(args, registry, &config, &stop, gang, output),
+            |failure| output.failure(failure),
+        )?,
+    };
     let Some(outcome) = outcome else { return Ok(ExitCode::SUCCESS) };
     let summary = Summary::new(&config, &outcome, registry);
     let text = |summary: &Summary| text(summary, output.program, &args.hub.model_options());
@@ -220,10 +229,15 @@ fn run_rank(
     let quiet = if first { output } else { output.quiet() };
     let downloads = Downloads::new(quiet);
     let progress = Progress::new(quiet);
+    let listener = output.listener();
     let mut callbacks: Vec<Box<dyn Callback>> = Vec::new();
+    if let Some(listener) = &listener {
+        callbacks.push(Box::new(Cancellation(Arc::clone(listener))));
+    }
     let mut evaluators: Vec<Box<dyn Evaluator + '_>> = Vec::new();
     if first {
         callbacks.push(Box::new(Reporter::new(output)));
+        callbacks.extend(listener.iter().flat_map(|listener| listener.callbacks()));
         if let Some(evaluator) = SwayEvaluator::new(config, &args.backend(), registry, output)? {
             evaluators.push(Box::new(evaluator));
         }
@@ -239,6 +253,15 @@ fn run_rank(
         reading: &progress,
         ..TrainRequest::new(config, &hub, gang)
     })?)
+}
+
+/// Ends a run that the program that called the command cancels.
+struct Cancellation(Arc<dyn Listener>);
+
+impl Callback for Cancellation {
+    fn on_step_end(&mut self, _: &TrainerState<'_>, _: &StepResult) -> CallbackResult {
+        Ok(if self.0.is_cancelled() { Control::Stop } else { Control::Continue })
+    }
 }
 
 /// Prints the progress of a run.

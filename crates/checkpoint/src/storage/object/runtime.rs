@@ -17,19 +17,26 @@ use tokio::runtime::{Builder, Handle, Runtime};
 /// One can decrypt while the other one reads.
 const THREADS: usize = 2;
 
-/// The shared threads, started on first use; they never end.
+/// The shared threads, started on first use; they never end. A forked process, into
+/// which no thread is copied, starts its own.
 pub(super) fn shared() -> io::Result<Handle> {
-    static SHARED: Mutex<Option<Runtime>> = Mutex::new(None);
+    static SHARED: Mutex<Option<(u32, Runtime)>> = Mutex::new(None);
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(runtime) = &*shared {
-        return Ok(runtime.handle().clone());
+    let process = std::process::id();
+    match shared.take() {
+        Some((owner, runtime)) if owner == process => {
+            return Ok(shared.insert((owner, runtime)).1.handle().clone());
+        }
+        // Dropping the parent's runtime would wait for threads that are not here.
+        Some((_, parents)) => std::mem::forget(parents),
+        None => {}
     }
     let runtime = Builder::new_multi_thread()
         .worker_threads(THREADS)
         .thread_name("weightloom-objects")
         .enable_all()
         .build()?;
-    Ok(shared.insert(runtime).handle().clone())
+    Ok(shared.insert((process, runtime)).1.handle().clone())
 }
 
 /// Waits for a future, on any thread.

@@ -105,20 +105,7 @@ impl Engine {
             let query = format!("queries of the view `{view}`");
             return Err(QueryError::Unsupported { backend: backend.to_owned(), query });
         }
-        let parameters = match view {
-            View::Scaled(strength) => vec![("strength", strength.0, strength.0.is_finite())],
-            View::Noise { init_scale, rank_scale, .. } => vec![
-                ("init_scale", init_scale.0, init_scale.0.is_finite()),
-                ("rank_scale", rank_scale.0, rank_scale.0.is_finite() && rank_scale.0 > 0.0),
-            ],
-            _ => Vec::new(),
-        };
-        match parameters.into_iter().find(|(.., is_valid)| !is_valid) {
-            None => Ok(()),
-            Some((name, value, _)) => {
-                Err(QueryError::Failed { message: format!("invalid {name} `{value}` of the view `{view}`") })
-            }
-        }
+        view.check()
     }
 
     /// The variant of a view.

@@ -18,7 +18,7 @@ use crate::view::View;
 
 /// The computation that answers a question.
 #[derive(Clone, Debug)]
-pub(super) enum Request {
+pub(in crate::backend) enum Request {
     /// No computation: the answer is known.
     Answered(Answer),
     Score(ScoreRequest),
@@ -27,17 +27,17 @@ pub(super) enum Request {
 
 /// A forward pass over a sequence.
 #[derive(Clone, Debug)]
-pub(super) struct ScoreRequest {
-    pub(super) view: View,
-    pub(super) tokens: Arc<[u32]>,
-    pub(super) output: ScoreOutput,
+pub(in crate::backend) struct ScoreRequest {
+    pub(in crate::backend) view: View,
+    pub(in crate::backend) tokens: Arc<[u32]>,
+    pub(in crate::backend) output: ScoreOutput,
     /// The start of the text, for messages.
-    pub(super) text: String,
+    pub(in crate::backend) text: String,
 }
 
 /// The result taken from a forward pass.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum ScoreOutput {
+pub(in crate::backend) enum ScoreOutput {
     /// The given number of most likely next tokens.
     NextTokens(usize),
     /// Divergence of the next-token distribution from another view's.
@@ -52,19 +52,19 @@ pub(super) enum ScoreOutput {
 
 /// A continuation of a sequence.
 #[derive(Clone, Debug)]
-pub(super) struct GenerateRequest {
-    pub(super) view: View,
-    pub(super) tokens: Arc<[u32]>,
-    pub(super) max_new_tokens: usize,
-    pub(super) stop: StopAt,
+pub(in crate::backend) struct GenerateRequest {
+    pub(in crate::backend) view: View,
+    pub(in crate::backend) tokens: Arc<[u32]>,
+    pub(in crate::backend) max_new_tokens: usize,
+    pub(in crate::backend) stop: StopAt,
     /// How tokens are chosen.
-    pub(super) sampling: Sampling,
-    pub(super) text: String,
+    pub(in crate::backend) sampling: Sampling,
+    pub(in crate::backend) text: String,
 }
 
 /// Where a continuation ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum StopAt {
+pub(in crate::backend) enum StopAt {
     EndOfText,
     /// Also where an answer in a chat ends.
     EndOfTurn,
@@ -72,7 +72,7 @@ pub(super) enum StopAt {
 
 impl Request {
     /// The views it computes with.
-    pub(super) fn views(&self) -> impl Iterator<Item = &View> {
+    pub(in crate::backend) fn views(&self) -> impl Iterator<Item = &View> {
         let (view, from) = match self {
             Self::Answered(_) => (None, None),
             Self::Score(ScoreRequest { view, output: ScoreOutput::Divergence(from), .. }) => {
@@ -103,27 +103,43 @@ fn excerpt(text: &str) -> String {
     }
 }
 
+/// The sequences that a model can process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::backend) struct SequenceLimits {
+    /// Tokens are below this.
+    pub(in crate::backend) vocabulary: usize,
+    /// The longest sequence.
+    pub(in crate::backend) max_positions: Option<usize>,
+}
+
+impl SequenceLimits {
+    /// The limits of a model.
+    pub(in crate::backend) fn of(definition: &dyn ModelDefinition) -> Self {
+        Self { vocabulary: definition.vocabulary(), max_positions: definition.max_positions() }
+    }
+}
+
 /// Tokenizes questions and checks that the models can process them.
-pub(super) struct RequestBuilder<'a> {
+pub(in crate::backend) struct RequestBuilder<'a> {
     tokenizer: &'a Tokenizer,
     /// Renders messages; none if the model has no chat template.
     template: Option<&'a ChatTemplate>,
-    /// Definitions of all models in use.
-    definitions: Vec<&'a dyn ModelDefinition>,
+    /// Limits of all models in use.
+    limits: Vec<SequenceLimits>,
     /// Tokens by text: many views share a text.
     cache: RefCell<HashMap<(String, Special), Vec<u32>>>,
 }
 
 impl<'a> RequestBuilder<'a> {
-    pub(super) fn new(
+    pub(in crate::backend) fn new(
         tokenizer: &'a Tokenizer,
         template: Option<&'a ChatTemplate>,
-        definitions: Vec<&'a dyn ModelDefinition>,
+        limits: Vec<SequenceLimits>,
     ) -> Self {
-        Self { tokenizer, template, definitions, cache: RefCell::default() }
+        Self { tokenizer, template, limits, cache: RefCell::default() }
     }
 
-    pub(super) fn build(&self, question: &Question) -> Result<Request, QueryError> {
+    pub(in crate::backend) fn build(&self, question: &Question) -> Result<Request, QueryError> {
         let view = question.view.clone();
         let score = |text: &str, tokens: Vec<u32>, output: ScoreOutput| {
             let (tokens, text) = (tokens.into(), excerpt(text));
@@ -262,15 +278,14 @@ impl<'a> RequestBuilder<'a> {
         if tokens.is_empty() {
             return Err(QueryError::EmptyText);
         }
-        for definition in &self.definitions {
-            let vocabulary = definition.vocabulary();
+        for &SequenceLimits { vocabulary, max_positions } in &self.limits {
             if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
                 let message = format!(
                     "token {token} of the tokenizer is outside the model's vocabulary of {vocabulary}"
                 );
                 return Err(QueryError::Failed { message });
             }
-            if let Some(max_positions) = definition.max_positions().filter(|most| tokens.len() > *most) {
+            if let Some(max_positions) = max_positions.filter(|most| tokens.len() > *most) {
                 let length = tokens.len();
                 let message = format!("the text has {length} tokens, but the model accepts {max_positions}");
                 return Err(QueryError::Failed { message });

@@ -1,6 +1,6 @@
 //! Forward passes over sequences, in batches over all variants.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use weightloom_dtensor::DTensor;
@@ -10,14 +10,11 @@ use weightloom_tensor::{Tensor, no_grad};
 
 use super::batch::{BatchItem, batch_ends, sort};
 use super::engine::Engine;
-use super::logits::{divergence, log_softmax, top_k};
+use super::pending_rows::PendingRows;
 use super::request::{ScoreOutput, ScoreRequest};
 use super::schedule::{Variants, trim_memory};
 use super::variant::Side;
-use crate::answer::{Answer, CompletionScore, Rolling};
 use crate::backend::AnswerSink;
-use crate::error::QueryError;
-use crate::view::View;
 
 /// Rows of logits held at once: enough to amortize output the output
 /// projection.
@@ -29,9 +26,6 @@ type SequenceKey = (Arc<[u32]>, usize);
 /// A sequence and the requests that need it.
 type Scored<'a> = (&'a SequenceKey, &'a Vec<usize>);
 
-/// Log-probabilities of the whole vocabulary, or a value that is not finite.
-type LogProbs = Result<Vec<f64>, String>;
-
 /// Scores requests in one pass over some variants.
 pub(super) struct ScoringPass<'a> {
     engine: &'a Engine,
@@ -40,15 +34,7 @@ pub(super) struct ScoringPass<'a> {
     requests: &'a [(usize, &'a ScoreRequest)],
     /// Requests by sequence.
     sequences: BTreeMap<SequenceKey, Vec<usize>>,
-    pending: PendingRows,
-}
-
-/// Distributions held until every comparison with them is done.
-#[derive(Default)]
-struct PendingRows {
-    /// Remaining comparisons by sequence.
-    uses: HashMap<SequenceKey, usize>,
-    rows: HashMap<SequenceKey, LogProbs>,
+    pending: PendingRows<SequenceKey>,
 }
 
 impl<'a> ScoringPass<'a> {
@@ -62,7 +48,7 @@ impl<'a> ScoringPass<'a> {
         for (index, (_, request)) in requests.iter().enumerate() {
             for key in keys(variants, request) {
                 if matches!(request.output, ScoreOutput::Divergence(_)) {
-                    *pending.uses.entry(key.clone()).or_default() += 1;
+                    pending.expect(&key);
                 }
                 let users = sequences.entry(key).or_default();
                 if users.last() != Some(&index) {
@@ -155,7 +141,7 @@ impl<'a> ScoringPass<'a> {
                 let Some(start) = first_scored(request) else { continue };
                 let (question, request) = self.requests[request];
                 let own = &logprobs[offset + start - from..offset + tokens.len() - from];
-                sink.answered(question, log_likelihood(request, own));
+                sink.answered(question, request.log_likelihood(own));
             }
         }
         Ok(())
@@ -196,29 +182,18 @@ impl<'a> ScoringPass<'a> {
         logits: &[f32],
         sink: &mut dyn AnswerSink,
     ) {
-        let invalid = || {
-            let found = logits.iter().find(|logit| !logit.is_finite());
-            found.map_or_else(|| "no finite logit".to_owned(), f32::to_string)
-        };
-        if self.pending.uses.contains_key(key) {
-            let row = log_softmax(logits).ok_or_else(invalid);
-            self.pending.rows.insert(key.clone(), row);
-        }
+        self.pending.add(key, logits);
         for &request in requests {
             let (question, request) = self.requests[request];
             match &request.output {
                 ScoreOutput::NextTokens(count) => {
-                    let found = top_k(logits, *count).map(Answer::Distribution);
-                    let error = || not_finite(request, &request.view, &invalid());
-                    sink.answered(question, found.ok_or_else(error));
+                    sink.answered(question, request.next_tokens(logits, *count));
                 }
-                ScoreOutput::Divergence(from_view) => {
-                    let [own, from] = keys(self.variants, request);
-                    let rows = &self.pending.rows;
-                    let (Some(a), Some(b)) = (rows.get(&own), rows.get(&from)) else { continue };
-                    sink.answered(question, compare(request, a, from_view, b));
-                    self.pending.release(&own);
-                    self.pending.release(&from);
+                ScoreOutput::Divergence(from) => {
+                    let keys = keys(self.variants, request);
+                    if let Some([own, other]) = self.pending.take(&keys) {
+                        sink.answered(question, request.divergence(&own, from, &other));
+                    }
                 }
                 ScoreOutput::Completion(_) | ScoreOutput::Rolling | ScoreOutput::Embedding => {}
             }
@@ -242,32 +217,13 @@ impl<'a> ScoringPass<'a> {
         let width = means.shape()[1];
         let means = means.to_vec::<f32>()?;
         for (&row, mean) in rows.iter().zip(means.chunks_exact(width.max(1))) {
-            let norm = mean.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
             for (question, request) in
                 batch[row].1.iter().filter(|request| is_embedding(request)).map(|index| self.requests[*index])
             {
-                let answer = if norm.is_finite() && norm > 0.0 {
-                    Ok(Answer::Embedding(mean.iter().map(|&x| (f64::from(x) / norm) as f32).collect()))
-                } else {
-                    Err(not_finite(request, &request.view, &format!("a vector of norm {norm}")))
-                };
-                sink.answered(question, answer);
+                sink.answered(question, request.embedding(mean));
             }
         }
         Ok(())
-    }
-}
-
-impl PendingRows {
-    /// Drops a row after its last comparison.
-    fn release(&mut self, key: &SequenceKey) {
-        if let Some(uses) = self.uses.get_mut(key) {
-            *uses -= 1;
-            if *uses == 0 {
-                self.uses.remove(key);
-                self.rows.remove(key);
-            }
-        }
     }
 }
 
@@ -278,36 +234,4 @@ fn keys(variants: &Variants, request: &ScoreRequest) -> [SequenceKey; 2] {
         ScoreOutput::Divergence(from) => [key(&request.view), key(from)],
         _ => [key(&request.view), key(&request.view)],
     }
-}
-
-/// The answer made of log-probabilities of tokens.
-fn log_likelihood(request: &ScoreRequest, logprobs: &[f32]) -> Result<Answer, QueryError> {
-    if let Some(found) = logprobs.iter().find(|logprob| !logprob.is_finite()) {
-        return Err(not_finite(request, &request.view, &found.to_string()));
-    }
-    let total = logprobs.iter().map(|&logprob| f64::from(logprob)).sum();
-    Ok(match request.output {
-        ScoreOutput::Completion(_) => Answer::Completion(CompletionScore { total, tokens: logprobs.len() }),
-        _ => Answer::Rolling(Rolling { logprobs: logprobs.to_vec(), tokens: request.tokens.len(), total }),
-    })
-}
-
-fn compare(
-    request: &ScoreRequest,
-    own: &LogProbs,
-    from_view: &View,
-    from: &LogProbs,
-) -> Result<Answer, QueryError> {
-    let own = own.as_ref().map_err(|found| not_finite(request, &request.view, found))?;
-    let from = from.as_ref().map_err(|found| not_finite(request, from_view, found))?;
-    if own.len() != from.len() {
-        let message = format!("cannot compare vocabularies of {} and {} tokens", own.len(), from.len());
-        return Err(QueryError::Failed { message });
-    }
-    let found = divergence(own, from).map(Answer::Divergence);
-    found.ok_or_else(|| not_finite(request, &request.view, "an infinite divergence"))
-}
-
-fn not_finite(request: &ScoreRequest, view: &View, found: &str) -> QueryError {
-    QueryError::NotFinite { view: view.to_string(), found: found.to_owned(), text: request.text.clone() }
 }

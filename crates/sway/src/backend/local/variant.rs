@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use weightloom_nn::{Adapter, AdapterTensor, AdapterTensorKind, Model, NnError};
-use weightloom_tensor::Stream;
+use weightloom_nn::{Adapter, Model, NnError};
 
-use super::torch_rng::TorchRng;
+use crate::backend::adapter_noise::AdapterNoise;
 use crate::view::View;
 
 /// The model that a variant runs on.
@@ -59,10 +58,9 @@ pub(super) fn variant(view: &View, base: &dyn Model, adapter: &Arc<Adapter>) -> 
         View::Tuned => Variant::adapted(Arc::clone(adapter), 1.0),
         View::Scaled(strength) => Variant::adapted(Arc::clone(adapter), strength.0),
         View::Noise { seed, init_scale, rank_scale } => {
-            let std_dev = init_scale.0 * rank_scale.0.sqrt();
-            Variant::adapted(Arc::new(random_adapter(base, adapter, *seed, std_dev)?), 1.0)
+            noise(base, adapter, AdapterNoise::normal(*seed, init_scale.0, rank_scale.0))?
         }
-        View::Matched { seed } => Variant::adapted(Arc::new(matched_adapter(base, adapter, *seed)?), 1.0),
+        View::Matched { seed } => noise(base, adapter, AdapterNoise::matched(*seed))?,
         View::Without { modules } => {
             let is_removed = |name: &str| modules.iter().any(|prefix| has_module_prefix(name, prefix));
             Variant::adapted(Arc::new(adapter.without(is_removed)), 1.0)
@@ -77,82 +75,10 @@ fn has_module_prefix(name: &str, prefix: &str) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || prefix.ends_with('.') || rest.starts_with('.'))
 }
 
-/// The adapter with normal noise in both matrices of each projection, drawn
-/// from one generator as in dlm-sway.
-pub(super) fn random_adapter(
-    base: &dyn Model,
-    adapter: &Adapter,
-    seed: u64,
-    std_dev: f64,
-) -> Result<Adapter, NnError> {
-    let mut rng = TorchRng::new(seed);
-    adapter.transform(base, |tensor| {
-        matches!(tensor.kind, AdapterTensorKind::A | AdapterTensorKind::B).then(|| {
-            let normals = rng.normals(tensor.values.len());
-            normals.into_iter().map(|x| (f64::from(x) * std_dev) as f32).collect()
-        })
-    })
-}
-
-/// The adapter in a random direction: inputs and outputs of each module are
-/// permuted and their signs flipped at random. Ranks, norms and singular values
-/// of each module's weight change are preserved exactly.
-pub(super) fn matched_adapter(base: &dyn Model, adapter: &Adapter, seed: u64) -> Result<Adapter, NnError> {
-    let mut tensors = 0;
-    adapter.transform(base, |tensor| {
-        tensors += 1;
-        let stream = |side: u64| Stream { seed, number: 2 * tensors + side };
-        let (rows, columns) = match tensor.shape[..] {
-            [] => (1, 1),
-            [length] => (length, 1),
-            [rows, ..] => (rows, tensor.values.len() / rows.max(1)),
-        };
-        // Rows of A and columns of B are the rank dim, which stays as it is.
-        Some(match tensor.kind {
-            AdapterTensorKind::A => permute(&tensor, [rows, columns], None, Some(stream(0))),
-            AdapterTensorKind::B
-            | AdapterTensorKind::EmbeddingA
-            | AdapterTensorKind::EmbeddingB
-            | AdapterTensorKind::Bias => permute(&tensor, [rows, columns], Some(stream(0)), None),
-            AdapterTensorKind::Replacement => {
-                permute(&tensor, [rows, columns], Some(stream(0)), Some(stream(1)))
-            }
-        })
-    })
-}
-
-/// Permutes rows and columns and flips their signs.
-fn permute(
-    tensor: &AdapterTensor<'_>,
-    [rows, columns]: [usize; 2],
-    row_stream: Option<Stream>,
-    column_stream: Option<Stream>,
-) -> Vec<f32> {
-    let row_order = signed_permutation(rows, row_stream);
-    let column_order = signed_permutation(columns, column_stream);
-    let mut values = Vec::with_capacity(tensor.values.len());
-    for &(row, row_sign) in &row_order {
-        let line = &tensor.values[row * columns..(row + 1) * columns];
-        values.extend(column_order.iter().map(|&(column, sign)| line[column] * sign * row_sign));
-    }
-    values
-}
-
-/// A random permutation with random signs: the source index and sign of each
-/// element. The identity without a stream.
-fn signed_permutation(count: usize, stream: Option<Stream>) -> Vec<(usize, f32)> {
-    let mut order: Vec<(usize, f32)> = (0..count).map(|index| (index, 1.0)).collect();
-    let Some(stream) = stream else { return order };
-    for index in (1..count).rev() {
-        let drawn = f64::from(stream.uniform(2 * index as u64)) * (index + 1) as f64;
-        order.swap(index, (drawn as usize).min(index));
-    }
-    for (index, element) in order.iter_mut().enumerate() {
-        if stream.uniform(2 * index as u64 + 1) < 0.5 {
-            element.1 = -1.0;
-        }
-    }
-    order
+/// The base with noise in place of the adapter.
+fn noise(base: &dyn Model, adapter: &Adapter, mut noise: AdapterNoise) -> Result<Variant, NnError> {
+    let made = adapter.transform(base, |tensor| noise.replace(&tensor))?;
+    Ok(Variant::adapted(Arc::new(made), 1.0))
 }
 
 #[cfg(test)]
@@ -190,6 +116,10 @@ mod tests {
         (loaded.model, adapter, json(&folder.join("views.json")))
     }
 
+    fn replaced(model: &dyn Model, adapter: &Adapter, mut noise: AdapterNoise) -> Adapter {
+        adapter.transform(model, |tensor| noise.replace(&tensor)).unwrap()
+    }
+
     fn values(x: &DTensor) -> Vec<f32> {
         x.full_tensor().unwrap().to_vec().unwrap()
     }
@@ -198,7 +128,7 @@ mod tests {
     fn random_adapters_match_dlm_sway() {
         let (model, adapter, views) = tiny();
         for seed in [1000, 1001] {
-            let made = random_adapter(&*model, &adapter, seed, 0.02).unwrap();
+            let made = replaced(&*model, &adapter, AdapterNoise::normal(seed, 0.02, 1.0));
             let expected = views[format!("null_{seed}")]["noise_head"].as_object().unwrap();
             assert_eq!(expected.len(), made.matrices().len());
             for (name, matrix) in made.matrices() {
@@ -220,7 +150,7 @@ mod tests {
         };
         let norm = |x: &[f32]| x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
         for seed in 0..5 {
-            let made = changes(&matched_adapter(&*model, &adapter, seed).unwrap());
+            let made = changes(&replaced(&*model, &adapter, AdapterNoise::matched(seed)));
             for (made, own) in made.iter().zip(changes(&adapter)) {
                 assert!((norm(made) / norm(&own) - 1.0).abs() < 1e-6);
                 let product: f64 = made.iter().zip(&own).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
@@ -246,18 +176,5 @@ mod tests {
         assert!(has_module_prefix("lm_head", "lm_head"));
         assert!(!has_module_prefix("lm_head", "lm_head."));
         assert!(!has_module_prefix("model.layers.10.mlp", "model.layers.1"));
-    }
-
-    #[test]
-    fn signed_permutations_are_permutations_with_both_signs() {
-        for count in [1, 2, 7, 100] {
-            let order = signed_permutation(count, Some(Stream { seed: 5, number: 1 }));
-            let mut sources: Vec<usize> = order.iter().map(|element| element.0).collect();
-            sources.sort_unstable();
-            assert_eq!(sources, (0..count).collect::<Vec<_>>());
-        }
-        let order = signed_permutation(100, Some(Stream { seed: 5, number: 1 }));
-        assert!(order.iter().any(|element| element.1 < 0.0) && order.iter().any(|element| element.1 > 0.0));
-        assert!(order.iter().enumerate().any(|(index, element)| element.0 != index));
     }
 }

@@ -140,7 +140,7 @@ pub(super) fn run(args: &CompareArgs, output: Output) -> Result<ExitCode, Failur
         TableFormat::Markdown => comparison.to_markdown(),
         TableFormat::Terminal => comparison_text(&comparison),
     };
-    Output::TEXT.show(&text, |text| text.trim_end().to_owned())?;
+    output.show_text(&text)?;
     if let Some(file) = &args.plot {
         plot(&comparison, file)?;
     }

@@ -55,7 +55,7 @@ pub(super) fn run(args: &DiffArgs, registry: &Registry, output: Output) -> Resul
         .map(|(label, report)| (label.to_owned(), report));
     let comparison = Comparison::of(&runs, args.regression.margins());
     if output.is_json() {
-        Output::TEXT.show(&comparison.to_json(), |text| text.trim_end().to_owned())?;
+        output.show_text(&comparison.to_json())?;
     } else {
         let mut lines =
             vec![format!("a  {}", args.a), format!("b  {}", args.b), comparison_text(&comparison)];

@@ -1,7 +1,8 @@
 //! Reports what an interrupted run has cached.
 //!
 //! Every answer is on disk as soon as it arrives, so nothing needs saving: the
-//! program says so, then ends as the signal would have ended it.
+//! program says so, then ends as the signal would have ended it. A program that
+//! called the command has its own signals, and says when to stop.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -12,7 +13,9 @@ use std::time::Duration;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::{emulate_default_handler, unregister};
 use signal_hook::{SigId, flag};
+use weightloom::sway::runner::CancelFlag;
 
+use super::super::listener::Listener;
 use super::super::output::Output;
 use super::progress::SuiteProgress;
 
@@ -27,9 +30,13 @@ pub(super) struct Interruption {
 
 impl Interruption {
     /// Starts watching. If handlers cannot be installed, signals end the
-    /// program without a message.
-    pub(super) fn watch(progress: &SuiteProgress, output: Output) -> Self {
+    /// program without a message. The caller of the command sets `cancel` instead.
+    pub(super) fn watch(progress: &SuiteProgress, output: Output, cancel: &CancelFlag) -> Self {
         let over = Arc::new(AtomicBool::new(false));
+        if let Some(listener) = output.listener() {
+            watch_listener(listener, cancel.clone(), Arc::clone(&over));
+            return Self { over, handlers: Vec::new() };
+        }
         let mut handlers = Vec::new();
         let mut signals = Vec::new();
         for signal in [SIGINT, SIGTERM] {
@@ -60,6 +67,18 @@ impl Interruption {
         });
         Self { over, handlers }
     }
+}
+
+/// Cancels the run when the caller of the command asks for it.
+fn watch_listener(listener: Arc<dyn Listener>, cancel: CancelFlag, is_over: Arc<AtomicBool>) {
+    thread::spawn(move || {
+        while !is_over.load(Ordering::Relaxed) {
+            if listener.is_cancelled() {
+                cancel.cancel();
+            }
+            thread::sleep(POLL);
+        }
+    });
 }
 
 impl Drop for Interruption {

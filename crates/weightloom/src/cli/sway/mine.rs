@@ -13,6 +13,7 @@ use weightloom::sway::Suite;
 use weightloom::sway::backend::build::check_adapter;
 use weightloom::sway::mine::{Candidates, MineError, Mined, Mining, mine, mined_suite};
 use weightloom::sway::quick_check::base_of;
+use weightloom::sway::runner::CancelFlag;
 
 use super::super::device::DeviceOverride;
 use super::super::failure::Failure;
@@ -100,7 +101,7 @@ pub(super) fn run(args: &MineArgs, registry: &Registry, output: Output) -> Resul
     let mut cache = cache_folder().and_then(|folder| cached(&*backend, &folder));
     let mined = {
         let mut progress = SuiteProgress::new(output);
-        let _interruption = Interruption::watch(&progress, output);
+        let _interruption = Interruption::watch(&progress, output, &CancelFlag::default());
         let top_k = usize::try_from(suite.defaults.top_k).unwrap_or(usize::MAX);
         let mining = Mining { prompts: &data.prompts, top: args.top, top_k, seed: 0 };
         mine(&mining, &mut *backend, cache.as_mut(), &mut progress).map_err(failed)?

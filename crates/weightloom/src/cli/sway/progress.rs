@@ -13,6 +13,8 @@ use super::super::output::{Output, counted};
 pub(in crate::cli) struct SuiteProgress {
     bar: ProgressBar,
     output: Output,
+    /// Answers of the round so far.
+    answered: usize,
     judged: usize,
     failed: usize,
     /// Whether answers are cached, for the message of an interrupted run.
@@ -22,7 +24,8 @@ pub(in crate::cli) struct SuiteProgress {
 impl SuiteProgress {
     /// Draws unless the output is quiet.
     pub(in crate::cli) fn new(output: Output) -> Self {
-        Self { bar: ProgressBar::hidden(), output, judged: 0, failed: 0, caching: Arc::default() }
+        let bar = ProgressBar::hidden();
+        Self { bar, output, answered: 0, judged: 0, failed: 0, caching: Arc::default() }
     }
 
     fn start(&mut self, length: Option<u64>, template: &str, message: String) {
@@ -48,6 +51,10 @@ impl Observer for SuiteProgress {
                 if cached > 0 {
                     message = format!("{message}, {} from the cache", counted(cached, "answer"));
                 }
+                if let Some(listener) = self.output.listener() {
+                    self.answered = 0;
+                    listener.begin(&message, questions as u64);
+                }
                 let template = "[{bar:28}] {pos}/{len} answers, {eta} left ({msg})";
                 self.start(Some(questions as u64), template, message);
             }
@@ -56,12 +63,19 @@ impl Observer for SuiteProgress {
 
     fn answered(&mut self, done: usize, _of: usize) {
         self.bar.set_position(done as u64);
+        if let Some(listener) = self.output.listener() {
+            listener.advance(done.saturating_sub(self.answered) as u64);
+            self.answered = done;
+        }
     }
 
     fn judged(&mut self, record: &Record) {
         self.judged += 1;
         self.failed += usize::from(matches!(record.verdict, ProbeVerdict::Fail | ProbeVerdict::Error));
         self.bar.set_message(format!("{} judged, {} failed", self.judged, self.failed));
+        if let Some(listener) = self.output.listener() {
+            listener.status(&format!("{}: {}", record.name, record.verdict));
+        }
     }
 
     fn caching(&mut self) {

@@ -78,5 +78,5 @@ pub(super) fn show(report: &Report, output: Output) -> Result<ExitCode, Failure>
         Format::Text => terminal::render(report),
         Format::Json => report.to_json(),
     };
-    Output::TEXT.show(&text, |text| text.trim_end().to_owned())
+    output.show_text(&text)
 }

@@ -25,7 +25,7 @@ pub(super) fn run(
     output: Output,
 ) -> Result<Report, Failure> {
     let mut progress = SuiteProgress::new(output);
-    let _interruption = Interruption::watch(&progress, output);
+    let _interruption = Interruption::watch(&progress, output, &options.cancel);
     judge(prepared, backend, options, &mut progress).map_err(failure)
 }
 

@@ -1,0 +1,72 @@
+//! Work that calls back into Python on the thread that began it.
+//!
+//! Much of torch's state belongs to a thread: autocast, gradient modes, contexts of
+//! devices. What the caller has set holds for its callbacks too, and Ctrl-C raises inside
+//! of them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+/// How often signals are looked for.
+const TICK: Duration = Duration::from_millis(50);
+
+type Callback = Box<dyn FnOnce(Python<'_>) -> PyResult<()> + Send>;
+
+/// The thread that began the work.
+#[derive(Clone)]
+pub(crate) struct Caller(Sender<Callback>);
+
+/// The work ends, since a callback has raised an exception.
+pub(crate) struct Ended;
+
+impl Caller {
+    /// Calls on the thread that began the work, and waits for the result.
+    pub(crate) fn call<T: Send + 'static>(
+        &self,
+        callback: impl FnOnce(Python<'_>) -> PyResult<T> + Send + 'static,
+    ) -> Result<T, Ended> {
+        let (answer, answered) = channel();
+        let callback: Callback = Box::new(move |py| {
+            // Nobody waits for the answer if the work has ended.
+            let _ = answer.send(callback(py)?);
+            Ok(())
+        });
+        self.0.send(callback).map_err(|_| Ended)?;
+        answered.recv().map_err(|_| Ended)
+    }
+}
+
+/// Runs work on another thread, without the GIL, and its callbacks on this one. The first
+/// exception of a callback or of a signal handler sets `cancel`, and is raised once the
+/// work has ended.
+pub(crate) fn with_callbacks<T: Send>(
+    py: Python<'_>,
+    cancel: &AtomicBool,
+    work: impl FnOnce(Caller) -> T + Send,
+) -> PyResult<T> {
+    py.detach(|| {
+        std::thread::scope(|scope| {
+            let (callbacks, pending) = channel::<Callback>();
+            let worker = scope.spawn(move || work(Caller(callbacks)));
+            let mut raised: Option<PyErr> = None;
+            loop {
+                let result = match pending.recv_timeout(TICK) {
+                    // Dropped, a callback fails without an answer.
+                    Ok(_) | Err(RecvTimeoutError::Timeout) if raised.is_some() => continue,
+                    Ok(callback) => Python::attach(callback),
+                    Err(RecvTimeoutError::Timeout) => Python::attach(|py| py.check_signals()),
+                    Err(RecvTimeoutError::Disconnected) => break,
+                };
+                if let Err(error) = result {
+                    cancel.store(true, Ordering::Relaxed);
+                    raised = Some(error);
+                }
+            }
+            let result = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            raised.map_or(Ok(result), Err)
+        })
+    })
+}

@@ -1,0 +1,154 @@
+//! Training runs with callbacks in Python.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use weightloom::checkpoint::CheckpointFolder;
+use weightloom::train::TrainError;
+use weightloom::train::callback::{
+    Callback, CallbackError, CallbackResult, Control, Evaluation, TrainerState,
+};
+use weightloom::train::engine::StepResult;
+use weightloom::train::metrics::Record;
+
+use crate::command::{Called, Results, call_with};
+use crate::errors::Raise;
+use crate::gang::Gang;
+use crate::tracker;
+
+/// What a training run takes from Python.
+#[derive(FromPyObject)]
+pub(crate) struct Request {
+    /// An object whose methods are named as in [`Hooks`]. They return whether to stop
+    /// after the current step; one that raises ends the run at once.
+    hooks: Py<PyAny>,
+    /// The methods to call.
+    wanted: Vec<String>,
+    trackers: Py<PyAny>,
+    gang: Option<Py<Gang>>,
+}
+
+/// What a listener adds to a training run.
+pub(crate) struct Training {
+    hooks: Arc<Py<PyAny>>,
+    wanted: Arc<[String]>,
+    pub(crate) gang: Option<Arc<dyn weightloom::gang::Gang>>,
+}
+
+impl Training {
+    pub(crate) fn callback(&self) -> Box<dyn Callback> {
+        Box::new(Hooks { object: Arc::clone(&self.hooks), wanted: Arc::clone(&self.wanted) })
+    }
+}
+
+/// Runs `weightloom train` with the given arguments, as [`call`](crate::command::call) does.
+#[pyfunction]
+#[pyo3(signature = (arguments, request, progress=None))]
+pub(crate) fn train(
+    py: Python<'_>,
+    arguments: Vec<OsString>,
+    request: Request,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<Called> {
+    let Request { hooks, wanted, trackers, gang } = request;
+    let training = Training {
+        hooks: Arc::new(hooks),
+        wanted: wanted.into(),
+        gang: gang.map(|gang| Arc::clone(&gang.get().engine)),
+    };
+    let mut results = Results::new(progress);
+    results.training = Some(training);
+    call_with(py, tracker::registry(Some(trackers)), arguments, results)
+}
+
+/// The newest complete checkpoint of the run in a folder.
+#[pyfunction]
+pub(crate) fn newest_checkpoint(py: Python<'_>, folder: PathBuf) -> PyResult<Option<PathBuf>> {
+    let found = py.detach(|| CheckpointFolder::new(folder.join("checkpoints")).latest());
+    Ok(found.map_err(Raise::from)?.map(|saved| saved.path))
+}
+
+/// Passes the events of a run on to an object.
+struct Hooks {
+    object: Arc<Py<PyAny>>,
+    wanted: Arc<[String]>,
+}
+
+/// The steps done, those of the whole run, epochs, ranks, and the seconds left.
+type State = (u64, u64, u64, usize, Option<f64>);
+
+fn state(state: &TrainerState<'_>) -> State {
+    (state.step, state.total_steps, state.epoch, state.world, state.seconds_left)
+}
+
+fn unusable(problem: impl ToString) -> TrainError {
+    CallbackError::Unusable { callback: "Python".to_owned(), problem: problem.to_string() }.into()
+}
+
+impl Hooks {
+    fn call<A>(&self, method: &str, arguments: impl FnOnce() -> Result<A, TrainError>) -> CallbackResult
+    where
+        A: for<'py> pyo3::call::PyCallArgs<'py>,
+    {
+        if !self.wanted.iter().any(|wanted| wanted == method) {
+            return Ok(Control::Continue);
+        }
+        let arguments = arguments()?;
+        let stops = Python::attach(|py| self.object.bind(py).call_method1(method, arguments)?.is_truthy());
+        Ok(if stops.map_err(unusable)? { Control::Stop } else { Control::Continue })
+    }
+}
+
+impl Callback for Hooks {
+    fn name(&self) -> &str {
+        "Python"
+    }
+
+    fn on_init_end(&mut self, run: &TrainerState<'_>) -> CallbackResult {
+        self.call("begin", || Ok((state(run), serde_json::to_string(run.config).map_err(unusable)?)))
+    }
+
+    fn on_train_begin(&mut self, run: &TrainerState<'_>) -> CallbackResult {
+        self.call("on_train_begin", || Ok((state(run),)))
+    }
+
+    fn on_train_end(&mut self, run: &TrainerState<'_>) -> CallbackResult {
+        self.call("on_train_end", || Ok((state(run),)))
+    }
+
+    fn on_epoch_begin(&mut self, run: &TrainerState<'_>) -> CallbackResult {
+        self.call("on_epoch_begin", || Ok((state(run),)))
+    }
+
+    fn on_epoch_end(&mut self, run: &TrainerState<'_>) -> CallbackResult {
+        self.call("on_epoch_end", || Ok((state(run),)))
+    }
+
+    fn on_step_begin(&mut self, run: &TrainerState<'_>) -> CallbackResult {
+        self.call("on_step_begin", || Ok((state(run),)))
+    }
+
+    fn on_step_end(&mut self, run: &TrainerState<'_>, result: &StepResult) -> CallbackResult {
+        let StepResult { loss, gradient_norm, targets } = *result;
+        self.call("on_step_end", || Ok((state(run), (loss, gradient_norm, targets))))
+    }
+
+    fn on_log(&mut self, run: &TrainerState<'_>, record: &Record) -> CallbackResult {
+        self.call("on_log", || Ok((state(run), serde_json::to_string(record).map_err(unusable)?)))
+    }
+
+    fn on_evaluate(&mut self, run: &TrainerState<'_>, evaluation: &Evaluation) -> CallbackResult {
+        let Evaluation { loss, targets, samples } = evaluation;
+        self.call("on_evaluate", || Ok((state(run), (*loss, *targets, samples.clone()))))
+    }
+
+    fn on_save(&mut self, run: &TrainerState<'_>, checkpoint: &Path) -> CallbackResult {
+        self.call("on_save", || Ok((state(run), checkpoint.to_owned())))
+    }
+
+    fn on_resume(&mut self, run: &TrainerState<'_>, checkpoint: &Path) -> CallbackResult {
+        self.call("on_resume", || Ok((state(run), checkpoint.to_owned())))
+    }
+}
