@@ -1,7 +1,9 @@
-"""The Python code of README.md and docs/python.md runs as it is written, scaled down."""
+"""The Python code of README.md and docs/python.md runs as it is written, scaled down, and everything has an example."""
 
 from __future__ import annotations
 
+import doctest
+import inspect
 import json
 import os
 import re
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import weightloom as wl
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -46,7 +49,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quickstart: Path) -> 
     monkeypatch.chdir(tmp_path)
     shutil.copytree(quickstart, tmp_path / "weightloom-quickstart")
     for name, run in [("my-model", "pretrain"), ("my-adapter", "tune")]:
-        [checkpoint] = (quickstart / run / "checkpoints").iterdir()
+        [checkpoint] = (quickstart / run / "checkpoints").glob("step_*")
         shutil.copytree(checkpoint, tmp_path / name)
     # The adapter names its base by the path it was trained from.
     config = tmp_path / "my-adapter/adapter_config.json"
@@ -87,3 +90,39 @@ def test_the_code_of_a_page_runs(name: str, place: Path) -> None:
             else:
                 run_block(block, page, namespace)
     assert ran > 0
+
+
+def examples(item: object) -> str:
+    """The code of the examples in a docstring. pytest runs all of them."""
+    text = inspect.getdoc(item) or ""
+    return "".join(example.source for example in doctest.DocTestParser().get_examples(text))
+
+
+def methods(kind: type) -> dict[str, Any]:
+    """The public methods and properties that a class defines itself."""
+    found = {name: item for name, item in vars(kind).items() if not name.startswith("_")}
+    return {name: getattr(item, "__func__", item) for name, item in found.items()}
+
+
+def test_every_public_function_is_documented_with_an_example() -> None:
+    missing = []
+    for name in wl.__all__:
+        item = getattr(wl, name)
+        if not (inspect.isfunction(item) or inspect.isclass(item)):
+            continue
+        if not inspect.getdoc(item):
+            missing.append(f"{name}: documentation")
+        if inspect.isfunction(item) and f"wl.{name}(" not in examples(item):
+            missing.append(f"{name}: an example that calls it")
+        if not inspect.isclass(item):
+            continue
+        of_class = methods(item)
+        code = "".join(map(examples, [item, *of_class.values()]))
+        for method, function in of_class.items():
+            is_function = inspect.isfunction(function)
+            if (is_function or isinstance(function, property)) and not function.__doc__:
+                missing.append(f"{name}.{method}: documentation")
+            # Events of a callback are overridden, not called: the example of the class shows how.
+            if is_function and item is not wl.Callback and f".{method}(" not in code:
+                missing.append(f"{name}.{method}: an example that calls it")
+    assert missing == []

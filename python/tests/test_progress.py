@@ -231,6 +231,27 @@ wl.open(sys.argv[1]).fingerprint()
     assert written.endswith("\r\x1b[2K")
 
 
+def test_a_kernel_shows_a_bar_in_the_cell(tmp_path: Path) -> None:
+    import nbclient
+    import nbformat
+
+    save_file({"w": torch.ones(1 << 20)}, tmp_path / "model.safetensors")
+    code = f"""
+import weightloom as wl
+from weightloom import _progress
+_progress._DELAY = 0.0
+checkpoint = wl.open({str(tmp_path / "model.safetensors")!r})
+checkpoint.fingerprint()
+checkpoint
+"""
+    notebook = nbformat.v4.new_notebook()
+    notebook.cells = [nbformat.v4.new_code_cell(code)]
+    nbclient.NotebookClient(notebook, kernel_name="python3").execute()
+    bar, table = notebook.cells[0].outputs
+    assert bar.data["text/html"].startswith("<div>reading: 4.0 MiB of 4.0 MiB")
+    assert "<table" in table.data["text/html"]
+
+
 HOSTILE = "<img src=x onerror=alert(1)>&\"'"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -51,3 +52,20 @@ def test_maturin_has_one_version_everywhere() -> None:
     least, below = re.fullmatch(r"maturin>=([0-9.]+),<([0-9]+)", required).groups()
     assert pinned.startswith(least)
     assert int(pinned.split(".")[0]) < int(below)
+
+
+def test_a_release_names_the_place_of_its_archives(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "crates/weightloom").mkdir(parents=True)
+    shutil.copy(REPOSITORY / "scripts/release", tmp_path / "scripts/release")
+    shutil.copy(REPOSITORY / "Cargo.toml", tmp_path / "Cargo.toml")
+    (tmp_path / "CHANGELOG.md").write_text("## [Unreleased]\n\n### Added\n- A change.\n")
+    lines = (REPOSITORY / "crates/weightloom/Cargo.toml").read_text().splitlines(keepends=True)
+    without = "".join(line for line in lines if not line.startswith("repository"))
+    (tmp_path / "crates/weightloom/Cargo.toml").write_text(without)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=release", "-c", "user.email=release@localhost"]
+    for arguments in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "all"]):
+        subprocess.run([*git, *arguments], check=True)
+    done = subprocess.run([tmp_path / "scripts/release", "9.9.9"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "has no `repository`, so `cargo binstall` would not find the archives" in done.stderr

@@ -159,7 +159,9 @@ def test_from_four_ranks_to_two_to_one_to_four(saved: Path) -> None:
 def test_transformers_loads_what_was_saved(saved: Path, kind: str) -> None:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(saved / "four" / kind, dtype="float32")
+    model = AutoModelForCausalLM.from_pretrained(
+        saved / "four" / kind, dtype="float32", attn_implementation="eager"
+    )
     assert models.differences(model.state_dict()) == []
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == (kind == "tied")
     tokens = torch.arange(8)[None]
@@ -343,9 +345,8 @@ def test_a_failure_in_the_background_is_not_lost(tmp_path: Path) -> None:
     def fail(name: str) -> wl.SaveHandle:
         handle = wl.save_async({"w": torch.zeros(8 << 20)}, tmp_path / name)
         # A folder that goes away while it is written.
-        for folder in tmp_path.glob(f".{name}*"):
-            for file in folder.iterdir():
-                file.unlink()
+        for file in tmp_path.glob(f".{name}*/*"):
+            file.unlink()
         (tmp_path / name).mkdir()
         (tmp_path / name / "other").touch()
         return handle
@@ -412,10 +413,7 @@ def test_tensors_of_a_device_pass_through_little_memory(tmp_path: Path, monkeypa
     state = {f"w{number}": torch.randn(1 << 20) for number in range(12)} | {"odd": torch.arange(7)[::2]}
     wl.save(state, tmp_path / "saved")
     assert 0 < device.peak <= 16 << 20
-    handle = wl.save_async(state, tmp_path / "later")
-    for tensor in state.values():
-        assert device.pinned is not None and tensor is not None
-    report = handle.wait()
+    report = wl.save_async(state, tmp_path / "later").wait()
     assert device.peak <= 32 << 20
     assert device.pinned.allocated == 0
     stored = wl.open(tmp_path / "later")
@@ -428,13 +426,14 @@ def test_tensors_of_a_device_pass_through_little_memory(tmp_path: Path, monkeypa
         "weightloom._weightloom.load_state", lambda *arguments: groups.append(len(arguments[2])) or native(*arguments)
     )
     wl.load(wanted, tmp_path / "later")
-    assert len(groups) == 7 and max(groups) <= 3
+    # Two large tensors each, and the small one beside them.
+    assert sorted(groups) == [2, 2, 2, 2, 2, 3]
     assert all(models.bits_equal(wanted[name], state[name].contiguous()) for name in state)
 
 
 def save_and_die(rank: int, folder: Path, into: str) -> dict[str, Any]:
     """Ranks save again and again until one is killed."""
-    state = {"w": torch.full((4 << 20,), float(rank))} if False else {"w": torch.ones(4 << 20), "epoch": 0}
+    state = {"w": torch.ones(4 << 20), "epoch": 0}
     for step in range(1000):
         state["epoch"] = step
         try:
@@ -485,7 +484,7 @@ def test_two_processes_cannot_save_to_one_folder(tmp_path: Path) -> None:
     texts = ranks.run(2, "test_save_load.save_once", into=str(tmp_path / "saved"))
     failed = [text for text in texts if text]
     assert len(failed) == 1
-    assert "exists" in failed[0] or "another process" in failed[0] or "being written" in failed[0]
+    assert "exists" in failed[0] or "another process" in failed[0] or "is writing it" in failed[0]
     wl.verify(tmp_path / "saved")
     assert wl.open(tmp_path / "saved")["w"].torch()[0] == texts.index("")
 
@@ -513,7 +512,8 @@ def test_a_thousand_saves_leak_nothing(tmp_path: Path) -> None:
     after = amounts()
     assert after[0] <= descriptors
     assert after[1] <= threads
-    assert after[2] < resident + 16_384, "more than 16 MiB grew in 1,000 saves"
+    # A copy of the tensor for each save would be 16 MiB.
+    assert after[2] < resident + 4096, "more than 4 MiB grew in 1,000 saves"
 
 
 def test_a_forked_process_saves_alone(tmp_path: Path) -> None:

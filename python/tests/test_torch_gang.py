@@ -103,3 +103,18 @@ def test_a_rank_that_hangs_is_named() -> None:
         assert outcome.result["error"] == "OperationalError"
         assert "rank 2" in outcome.result["text"]
         assert outcome.result["seconds"] < 60
+
+
+def leave(rank: int, folder: Path) -> list[bool]:
+    """Ranks end one after the other, as a program does; whether their threads still wait for messages."""
+    from weightloom import _group
+
+    _group.ranks_of().gang.gather("")
+    time.sleep(0.2 * rank)
+    _group._leave()
+    return [transport._receiver.is_alive() for transport in _group._TRANSPORTS]
+
+
+def test_no_thread_waits_for_messages_when_python_ends() -> None:
+    # One that woke up while Python ends would abort the process.
+    assert ranks.run(3, "test_torch_gang.leave") == [[False]] * 3

@@ -130,6 +130,37 @@ def test_a_stopped_run_resumes_without_a_changed_bit(tmp_path: Path) -> None:
     assert (again.step, again.finished, again.records) == (6, True, resumed.records)
 
 
+def test_callbacks_run_in_the_thread_that_trains(tmp_path: Path) -> None:
+    local = threading.local()
+    local.mark = "mine"
+    seen: list[tuple[int, str | None]] = []
+    wl.train(
+        config(tmp_path / "run"),
+        callbacks=[lambda record: seen.append((threading.get_ident(), getattr(local, "mark", None)))],
+        ranks=2,
+    )
+    assert seen == [(threading.get_ident(), "mine")] * 6
+
+
+def test_ctrl_c_inside_of_a_callback_saves_and_raises(tmp_path: Path) -> None:
+    saved: list[Path] = []
+
+    class Interrupt(wl.Callback):
+        def on_step_end(self, state: wl.TrainerState, result: wl.StepResult) -> None:
+            if state.step == 2:
+                signal.raise_signal(signal.SIGINT)
+
+        def on_save(self, state: wl.TrainerState, checkpoint: Path) -> None:
+            saved.append(checkpoint)
+
+    with pytest.raises(KeyboardInterrupt):
+        wl.train(config(tmp_path / "run"), callbacks=[Interrupt()])
+    kept = wl.Run.open(tmp_path / "run")
+    assert (kept.step, kept.checkpoint) == (2, tmp_path / "run/checkpoints/step_2")
+    # As after any exception in a callback, nobody is called.
+    assert saved == []
+
+
 def test_a_callback_stops_thread_ranks_once_and_together(tmp_path: Path) -> None:
     calls: list[int] = []
 
@@ -388,7 +419,7 @@ def test_a_run_folder_is_read_while_it_trains(tmp_path: Path) -> None:
 
 
 def test_evaluations_are_columns_beside_the_losses(quickstart: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.chdir(quickstart)
+    monkeypatch.chdir(quickstart.parent)
     evaluations: list[wl.Evaluation] = []
 
     class Note(wl.Callback):
@@ -397,8 +428,10 @@ def test_evaluations_are_columns_beside_the_losses(quickstart: Path, tmp_path: P
 
     folder = tmp_path / "run"
     evaluated = {"eval_steps": 1, "max_rows": 2, "samples": {"prompts": ["A rank"], "max_new_tokens": 2}}
-    changes = {"data.eval_paths": ["texts"], "train": {"max_steps": 2, "eval": evaluated}}
-    run = wl.train("pretrain.yaml", {**changes, "train.checkpoint.output_dir": str(folder)}, callbacks=[Note()])
+    settings = {"max_steps": 2, "eval": evaluated, "logging": {"logging_steps": 1}, "accelerator": {"tp": 1}}
+    changes = {"data.eval_paths": [quickstart / "primer.md"], "train": settings}
+    file = quickstart / "pretrain.yaml"
+    run = wl.train(file, {**changes, "train.checkpoint.output_dir": str(folder)}, callbacks=[Note()])
     assert [record["step"] for record in run.records] == [1, 2]
     assert run.history["eval/loss"] == [evaluation.loss for evaluation in evaluations]
     assert run.eval_loss == evaluations[-1].loss
@@ -406,7 +439,7 @@ def test_evaluations_are_columns_beside_the_losses(quickstart: Path, tmp_path: P
     assert run.records[-1]["sample/0"] == "".join(evaluations[-1].samples[0])
     # Without the file, the records are those of this process.
     there = {"train.checkpoint.output_dir": str(tmp_path / "bare"), "train.logging.report_to": []}
-    bare = wl.train("pretrain.yaml", {**changes, **there})
+    bare = wl.train(file, {**changes, **there})
     assert not (tmp_path / "bare/metrics.jsonl").exists()
     untimed = ("step", "loss", "eval/loss", "eval/perplexity", "sample/0", "gradient_norm")
     assert [[bare.history[name][at] for name in untimed] for at in range(2)] == [

@@ -9,10 +9,13 @@ from weightloom._diff import Diff, TensorDiff, diff
 from weightloom._download import Download, fetch
 from weightloom._dry_run import DryRun, dry_run
 from weightloom._errors import CheckFailed, MissingTensor, OperationalError, UserError, WeightloomError
+from weightloom._judge import Check, check, judge
 from weightloom._load import LoadReport, load
 from weightloom._model import Model
 from weightloom._progress import set_progress
 from weightloom._prompt import GenerateOptions
+from weightloom._report import Probe, Question, Report
+from weightloom._report_comparison import Effect, ReportComparison, compare
 from weightloom._run import Run
 from weightloom._save import SaveHandle, SaveReport, save, save_async
 from weightloom._score import Score
@@ -25,6 +28,7 @@ from weightloom._verification import Verification, verify
 __all__ = [
     "STOP",
     "Callback",
+    "Check",
     "CheckFailed",
     "Checkpoint",
     "Control",
@@ -32,12 +36,17 @@ __all__ = [
     "Diff",
     "Download",
     "DryRun",
+    "Effect",
     "Evaluation",
     "GenerateOptions",
     "LoadReport",
     "MissingTensor",
     "Model",
     "OperationalError",
+    "Probe",
+    "Question",
+    "Report",
+    "ReportComparison",
     "Run",
     "SaveHandle",
     "SaveReport",
@@ -52,10 +61,13 @@ __all__ = [
     "Verification",
     "WeightloomError",
     "__version__",
+    "check",
+    "compare",
     "convert",
     "diff",
     "dry_run",
     "fetch",
+    "judge",
     "load",
     "open",
     "save",

@@ -129,6 +129,12 @@ class TunerLayers:
         if len(self.adapters) > 1:
             self.notes.append("several adapters are active: noise views are not available")
             return
+        matrices = (matrix for low in self.lows for matrix in low.matrices())
+        if any(parameter.is_meta for parameter in (*matrices, *(new.new for new in self.replacements))):
+            self.views = ("attributable",) if self.replacements else self.views
+            missing = "scaled and noise views" if self.replacements else "noise views"
+            self.notes.append(f"the adapter is offloaded: {missing} are not available")
+            return
         self.views = ADAPTER_VIEWS
         if known.note:
             self.notes.append(known.note)
@@ -200,11 +206,15 @@ class AdapterViews:
             layer._disable_adapters = not is_enabled(layer)
 
     def _scale(self, undo: ExitStack, strength: float) -> None:
+        # A module may have several adapters, and is blended once.
+        blended = {
+            id(low.module): low.module for low in self._layers.lows if low.adapter in low.module.lora_magnitude_vector
+        }
+        for module in blended.values():
+            _blend(undo, module, strength)
         for low in self._layers.lows:
-            scaling = low.module.scaling
-            if low.adapter in low.module.lora_magnitude_vector:
-                _blend(undo, low.module, strength)
-            else:
+            if id(low.module) not in blended:
+                scaling = low.module.scaling
                 undo.callback(scaling.__setitem__, low.adapter, scaling[low.adapter])
                 scaling[low.adapter] *= strength
         for new in self._layers.replacements:
@@ -367,8 +377,11 @@ def _joined(low: Low, made: list[list[torch.Tensor]]) -> list[torch.Tensor]:
         return made[0]
     # In the order of the outputs.
     inside = sorted(zip(low.parts, made, strict=True), key=lambda one: one[0].start)
-    tensors = [values for _, values in inside]
-    joined = [torch.cat([values[0].cpu() for values in tensors]), torch.block_diag(*(values[1].cpu() for values in tensors))]
-    if len(tensors[0]) > 2:
-        joined.append(torch.cat([values[2].cpu() for values in tensors]))
-    return joined
+    tensors = [[value.cpu() for value in values] for _, values in inside]
+    a, b, *bias = (torch.cat(values) for values in zip(*tensors, strict=True))
+    blocks = b.new_zeros(len(b), len(a))
+    row = column = 0
+    for new_a, new_b, *_ in tensors:
+        blocks[row : row + len(new_b), column : column + len(new_a)] = new_b
+        row, column = row + len(new_b), column + len(new_a)
+    return [a, blocks, *bias]

@@ -335,11 +335,14 @@ class Checkpoint(Mapping[str, StoredTensor]):
             stored,
             f"fingerprint {self.stated_fingerprint}" if self.stated_fingerprint else "",
         )
+        columns = ["tensor", "dtype", "shape", "#size"]
+        if any(info.quantization for info in self._infos.values()):
+            columns.append("stored as")
         rows = (
-            (info.name, info.dtype, list(info.shape), size_text(info.nbytes), info.quantization or "")
+            (info.name, info.dtype, list(info.shape), size_text(info.nbytes), info.quantization or "")[: len(columns)]
             for info in self._infos.values()
         )
-        tensors = table(("tensor", "dtype", "shape", "#size", "stored as"), rows, len(self))
+        tensors = table(columns, rows, len(self))
         others = table(("entries that are not tensors",), ((name,) for name in self.entries), len(self.entries))
         return page(headline(*facts), tensors, others if self.entries else "")
 

@@ -14,6 +14,8 @@ def main() -> None:
     # themselves.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # The native module writes to stdout itself. What packages of trackers print does not belong to the results.
+    sys.stdout = sys.stderr
     sys.exit(_weightloom.run(["weightloom", *sys.argv[1:]]))
 
 

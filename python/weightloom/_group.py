@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,13 @@ FRAME = 512
 
 LENGTH = 8
 FIRST, REST = 0, 1
+
+LEAVING, KNOWN = 2**64 - 1, 2**64 - 2
+"""Instead of a length: the rank leaves, and the answer to that."""
+
+LEAVE_SECONDS = 5.0
+"""Seconds to wait for these answers. Threads give them, also of ranks that compute."""
+
 FOREVER = timedelta(days=365)
 
 DEFAULT_TIMEOUT = 900.0
@@ -36,8 +45,14 @@ class GroupTransport:
         # Both parts of a message are sent without one of another thread in between.
         self._sending = threading.Lock()
         self._sent: list[tuple[Any, Any]] = []
+        self._ending = threading.Lock()
+        self._is_leaving = False
+        self._expected = set(range(group.size())) - {group.rank()}
+        """Ranks that neither leave nor know that this one does."""
+        self._process = os.getpid()
         # Python's threads end with the process while they wait; the native module's would not.
-        threading.Thread(target=self._receive, name="weightloom-receive", daemon=True).start()
+        self._receiver = threading.Thread(target=self._receive, name="weightloom-receive", daemon=True)
+        self._receiver.start()
 
     def send(self, to: int, message: bytearray) -> None:
         """Sends bytes, which must not change any more."""
@@ -60,6 +75,33 @@ class GroupTransport:
         for work, _ in sent:
             work.wait(timedelta(seconds=max(seconds, 0.001)))
 
+    def leave(self) -> None:
+        """Ends the receiving thread before Python ends.
+
+        Its wait is in C++ and ends when another rank does. If Python were ending by then, it would end the thread inside
+        of C++, which aborts the process.
+        """
+        if self._process != os.getpid():
+            return
+        # A rank that is lost has ended the thread, or will do so.
+        with suppress(Exception):
+            with self._ending:
+                self._is_leaving = True
+                expected = sorted(self._expected)
+            for rank in expected:
+                self._signal(rank, LEAVING)
+            self.flush(LEAVE_SECONDS)
+        self._receiver.join(LEAVE_SECONDS)
+
+    def _signal(self, to: int, sign: int) -> None:
+        import torch
+
+        frame = bytearray(FRAME)
+        frame[:LENGTH] = sign.to_bytes(LENGTH, "little")
+        tensor = torch.frombuffer(frame, dtype=torch.uint8)
+        with self._sending:
+            self._sent.append((self._group.send([tensor], to, FIRST), tensor))
+
     def _receive(self) -> None:
         import torch
 
@@ -71,6 +113,17 @@ class GroupTransport:
                 source = work._source_rank()
                 first = bytes(bytes_of(frame))
                 length = int.from_bytes(first[:LENGTH], "little")
+                if length in (LEAVING, KNOWN):
+                    with self._ending:
+                        self._expected.discard(source)
+                        # If both leave, that is the answer.
+                        is_asked = length == LEAVING and not self._is_leaving
+                    if is_asked:
+                        self._signal(source, KNOWN)
+                    if not self._expected:
+                        self._inbox.lose("all other ranks have ended, or this one")
+                        return
+                    continue
                 message = bytearray(length)
                 inline = min(length, FRAME - LENGTH)
                 message[:inline] = first[LENGTH : LENGTH + inline]
@@ -99,7 +152,17 @@ _KNOWN: dict[tuple[tuple[int, ...] | None, float], Ranks] = {}
 _OF_PARENT: list[Ranks] = []
 """Those of the process that this one was forked from. To free them could wait for its threads."""
 
+_TRANSPORTS: list[GroupTransport] = []
+"""All of this process."""
+
 _MEETING = threading.Lock()
+
+
+# Before `_save` registers what waits for a save, and so after that has been called.
+@atexit.register
+def _leave() -> None:
+    for transport in _TRANSPORTS:
+        transport.leave()
 
 
 def ranks_of(process_group: dist.ProcessGroup | None = None, timeout: float = DEFAULT_TIMEOUT) -> Ranks:
@@ -129,6 +192,9 @@ def ranks_of(process_group: dist.ProcessGroup | None = None, timeout: float = DE
             _OF_PARENT.append(_KNOWN.pop(key))
             known = None
         if known is not None and known.group is _default_group():
+            if known.saver is not None:
+                # It uses the ranks until it has copied.
+                known.saver.wait_copied()
             return known
         if known is not None and known.saver is not None:
             known.saver.end()
@@ -137,8 +203,9 @@ def ranks_of(process_group: dist.ProcessGroup | None = None, timeout: float = DE
         else:
             group = _gloo_group(numbers, process_group is None, timeout)
             inbox = Inbox()
-            rank = numbers.index(_world_rank())
-            gang = Gang.connect(GroupTransport(group, inbox), inbox, rank, len(numbers), timeout)
+            transport = GroupTransport(group, inbox)
+            _TRANSPORTS.append(transport)
+            gang = Gang.connect(transport, inbox, numbers.index(_world_rank()), len(numbers), timeout)
         _KNOWN[key] = Ranks(gang, _default_group())
         return _KNOWN[key]
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
+from weightloom._visible import visible
+
 MAX_ROWS = 1000
 """Rows of a table above which the rest is counted."""
 
 # Colours are those of the page, light or dark.
 _CELL = "padding:0.2em 0.8em;border:none;border-bottom:1px solid rgba(128,128,128,0.3);background:transparent"
-_STYLE = "border-collapse:collapse;color:inherit;background:transparent;font-size:0.9em"
+# Some notebooks centre tables.
+_STYLE = "border-collapse:collapse;margin:0.3em 0;color:inherit;background:transparent;font-size:0.9em"
 
 
 def escape(value: object) -> str:
-    """A value as text of an HTML element or attribute."""
-    return html.escape(str(value))
+    """A value as text of an HTML element or attribute, with control characters in a visible form."""
+    return html.escape("\n".join(map(visible, str(value).split("\n"))))
 
 
 def headline(*facts: str) -> str:
@@ -26,9 +29,9 @@ def headline(*facts: str) -> str:
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], count: int) -> str:
     """A table of at most 1,000 rows, which says how many more there are.
 
-    Columns whose name begins with `#` hold numbers, which are aligned to the right.
+    Columns whose name begins with `#` hold numbers, which are aligned to the right and not broken.
     """
-    sides = ["right" if column.startswith("#") else "left" for column in columns]
+    sides = ["right;white-space:nowrap" if column.startswith("#") else "left" for column in columns]
     styles = [f"{_CELL};text-align:{side}" for side in sides]
     head = "".join(
         f'<th style="{style};font-weight:600">{escape(column.removeprefix("#"))}</th>'

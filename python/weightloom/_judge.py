@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from weightloom import _weightloom
 from weightloom._call import Place, call, hub_options, option, options, text_of
@@ -79,8 +79,8 @@ def judge(
         OperationalError: a model failed.
 
     Example:
-        >>> report = wl.judge("weightloom-quickstart/sway.yaml", only="change")
-        >>> report["change"].verdict
+        >>> report = wl.judge("weightloom-quickstart/sway.yaml", only="choices")
+        >>> report["choices"].verdict
         'pass'
 
         With a model in memory, here of a checkpoint that is exported for transformers:
@@ -109,11 +109,15 @@ def judge(
             option("allow_programs", allow_programs),
             hub_options(asset_dir, model_path, env, offline),
         )
-    for name, given in {"ranks": ranks, "device": device, "allow_programs": allow_programs or None}.items():
-        if given is not None:
+    of_files = {
+        "ranks": ranks, "device": device, "allow_programs": allow_programs, "asset_dir": asset_dir, "model_path": model_path,
+        "env": env,
+    }  # fmt: skip
+    for name, given in of_files.items():
+        if given not in (None, False, ()):
             raise UserError(f"cannot judge modules with `{name}`", "leave it out: they are judged where they are")
-    asked = _Asked(suite, document, tokenizer, [only] if isinstance(only, str) else list(only), _weights(weights))
-    return _judge_modules(base, tuned, asked, statistics, trace)
+    names = [only] if isinstance(only, str) else list(only)
+    return _judge_modules(base, tuned, _Asked(suite, document, tokenizer, names, _weights(weights), statistics, trace))
 
 
 def _judge_files(suite: str | os.PathLike[str] | Mapping[str, Any] | None, *flags: list[str]) -> Report:
@@ -126,23 +130,48 @@ def _judge_files(suite: str | os.PathLike[str] | Mapping[str, Any] | None, *flag
 
 @dataclass(frozen=True)
 class _Asked:
-    """What modules are asked."""
+    """What modules are asked, as callers say it."""
 
     suite: str | os.PathLike[str] | Mapping[str, Any] | None
     document: str | os.PathLike[str] | None
     tokenizer: Any
     only: list[str]
     weights: str | None
+    statistics: Statistics | None
+    trace: str | os.PathLike[str] | None
 
 
-def _judge_modules(
-    base: Any, tuned: Any, asked: _Asked, statistics: str | None, trace: str | os.PathLike[str] | None
-) -> Report:
+@dataclass(frozen=True)
+class _Judgement:
+    """What is judged, and by what: the native module's `Judgement`."""
+
+    base: str
+    tuned: str
+    is_adapter: bool
+    views: Sequence[str]
+    layers: Sequence[str]
+    vocabulary: int
+    max_positions: int | None
+    notes: Sequence[str]
+    tokenizer: Path
+    suite: Path | None
+    suite_text: str | None
+    document: Path | None
+    only: Sequence[str]
+    weights: str | None
+    statistics: str | None
+    trace: Path | None
+
+
+def _judge_modules(base: Any, tuned: Any, asked: _Asked) -> Report:
     from weightloom._live_model import LiveModel, compared, model_of, undisturbed
     from weightloom._live_text import write_tokenizer
 
     if tuned is None:
         raise UserError("cannot judge `base` alone", "pass the tuned model: `tuned=…`")
+    if asked.statistics not in (None, *get_args(Statistics)):
+        known = " or ".join(f"`{name}`" for name in get_args(Statistics))
+        raise UserError(f"unknown statistics `{asked.statistics}`", f"use {known}")
     if (asked.suite is None) == (asked.document is None):
         raise UserError("cannot judge: pass either `suite` or `document`", "a document becomes a suite of its own")
     comparison = compared(base, tuned)
@@ -151,22 +180,24 @@ def _judge_modules(
     with tempfile.TemporaryDirectory(prefix="weightloom-") as name:
         folder = Path(name)
         write_tokenizer(asked.tokenizer, model_of(comparison.tuned), folder)
-        judgement = {
-            "base": comparison.base_name,
-            "tuned": comparison.tuned_name,
-            "is_adapter": comparison.is_adapter,
-            "views": list(comparison.views),
-            "layers": list(comparison.decoder_layers),
-            "vocabulary": comparison.vocabulary,
-            "max_positions": comparison.max_positions,
-            "notes": list(comparison.notes),
-            "tokenizer": folder,
-            "only": asked.only,
-            "weights": asked.weights,
-            "statistics": statistics,
-            "trace": None if trace is None else os.fspath(trace),
-            **_suite(asked, folder, (comparison.base_name, comparison.tuned_name)),
-        }
+        judgement = _Judgement(
+            base=comparison.base_name,
+            tuned=comparison.tuned_name,
+            is_adapter=comparison.is_adapter,
+            views=comparison.views,
+            layers=comparison.decoder_layers,
+            vocabulary=comparison.vocabulary,
+            max_positions=comparison.max_positions,
+            notes=comparison.notes,
+            tokenizer=folder,
+            suite=None if asked.suite is None or isinstance(asked.suite, Mapping) else Path(asked.suite),
+            suite_text=_suite_text(asked.suite, comparison.base_name, comparison.tuned_name),
+            document=None if asked.document is None else _document(asked.document, folder),
+            only=asked.only,
+            weights=asked.weights,
+            statistics=asked.statistics,
+            trace=None if asked.trace is None else Path(asked.trace),
+        )
         with undisturbed(comparison.base, comparison.tuned):
             try:
                 text = _weightloom.judge_live(model, judgement, progress)
@@ -176,29 +207,26 @@ def _judge_modules(
     return Report(text)
 
 
-def _suite(asked: _Asked, folder: Path, names: tuple[str, str]) -> dict[str, Any]:
-    """The suite, by one of three ways to name one."""
-    found: dict[str, Any] = {"suite": None, "suite_text": None, "document": None}
-    if isinstance(asked.suite, Mapping):
-        base, tuned = names
-        models = {"base": {"base": base}, "ft": {"base": base, "adapter": tuned}}
-        found["suite_text"] = json.dumps({"models": models, **asked.suite}, indent=1)
-    elif asked.suite is not None:
-        found["suite"] = os.fspath(asked.suite)
-    elif asked.document is not None:
-        found["document"] = _document(asked.document, folder)
-    return found
+def _suite_text(suite: str | os.PathLike[str] | Mapping[str, Any] | None, base: str, tuned: str) -> str | None:
+    """The text of a suite that is a dict, with the models that are in memory."""
+    if not isinstance(suite, Mapping):
+        return None
+    models = {"base": {"base": base}, "ft": {"base": base, "adapter": tuned}}
+    try:
+        return json.dumps({"models": models, **suite}, indent=1, default=os.fspath)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"cannot judge by this suite: {error}", "use what a YAML file can hold") from None
 
 
-def _document(document: str | os.PathLike[str], folder: Path) -> str:
+def _document(document: str | os.PathLike[str], folder: Path) -> Path:
     """The file of a document, which a text becomes too."""
     if not isinstance(document, str) or (len(document) < 4096 and os.path.exists(document)):
-        return os.path.abspath(document)
+        return Path(document).absolute()
     if len(document.split()) < 2:
         raise UserError(f"cannot judge by the document `{document}`: there is no such file", "pass a file or its text")
     file = folder / "document.md"
     file.write_text(document, encoding="utf-8")
-    return str(file)
+    return file
 
 
 def _weights(weights: str | Mapping[str, float] | None) -> str | None:
@@ -278,8 +306,10 @@ def check(
         file = prompts
         if prompts is not None and not isinstance(prompts, (str, os.PathLike)):
             file = Path(folder, "prompts.txt")
-            lines = [prompt.replace("\n", " ") for prompt in prompts]
-            file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            lines = [_line(prompt) for prompt in prompts]
+            if not lines:
+                raise UserError("cannot check without prompts", "pass some, or leave `prompts` out for built-in ones")
+            file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
         found = call(
             "sway check",
             [adapter],
@@ -291,3 +321,10 @@ def check(
             progress=AnswerProgress(new_display()),
         ).result
     return Check(found["light"], found["sentence"], _report(found["report"]))
+
+
+def _line(prompt: str) -> str:
+    """A prompt as a line of a file."""
+    if "\n" in prompt or "\r" in prompt:
+        raise UserError(f"cannot check with the prompt {prompt!r}: it has several lines", "use `wl.judge` with a suite")
+    return prompt

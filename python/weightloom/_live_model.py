@@ -123,6 +123,18 @@ def _prompt_config(model: Any) -> Any | None:
     return config if is_outside else None
 
 
+@contextmanager
+def _disabled(model: Any) -> Iterator[None]:
+    """Runs a model without its prompts. PEFT overrides methods of the object, and would leave them overridden."""
+    before = dict(vars(model))
+    try:
+        with model.disable_adapter():
+            yield
+    finally:
+        for name in vars(model).keys() - before.keys():
+            delattr(model, name)
+
+
 def check_causal(model: Any, what: str) -> None:
     """Checks that a model predicts next tokens, and has weights.
 
@@ -229,19 +241,17 @@ class LiveModel:
             ids, counts = _integers(tokens).reshape(-1, width).to(device), _integers(lengths).to(device)
             targets = _integers(scored).reshape(-1, 3).to(device)
             last, means = _integers(after).to(device), _integers(hidden).to(device)
-            rows = torch.cat([targets[:, 0], last])
+            asked = torch.cat([targets[:, 0], last])
             places = torch.cat([targets[:, 1] - 1, counts[last] - 1])
-            head = _Head(rows, places, means, counts, width)
+            head = _Head(asked, places, means, counts, width)
             mask = torch.arange(width, device=device) < counts[:, None]
             logits, _ = head.run(model, {"input_ids": ids, "attention_mask": mask.long(), "use_cache": False})
-            count = len(targets)
-            logprobs = [
-                block.float().log_softmax(-1).gather(1, wanted[:, None])[:, 0]
-                for block, wanted in zip(
-                    logits[:count].split(_LOGIT_ROWS), targets[:, 2].to(logits.device).split(_LOGIT_ROWS), strict=True
-                )
-            ]
-            return self._memory([torch.cat(logprobs), logits[count:], head.means])
+            count, wanted = len(targets), targets[:, 2].to(logits.device)
+            logprobs = torch.zeros(count, dtype=torch.float32, device=logits.device)
+            for start in range(0, count, _LOGIT_ROWS):
+                rows = slice(start, min(start + _LOGIT_ROWS, count))
+                logprobs[rows] = logits[rows].float().log_softmax(-1).gather(1, wanted[rows, None])[:, 0]
+            return self._memory([logprobs, logits[count:], head.means])
 
     def start_generation(self, view: str, width: int, tokens: Buffer, lengths: Buffer) -> Any:
         """Begins to continue rows of tokens, and returns the logits after each."""
@@ -274,7 +284,7 @@ class LiveModel:
         if self._switch is not None:
             self._switch.select(asked)
         elif compared.is_adapter and asked == "base":
-            self._disabled.enter_context(module.disable_adapter())
+            self._disabled.enter_context(_disabled(module))
         self._view = view
         return module
 
@@ -406,6 +416,13 @@ def _integers(buffer: Buffer) -> torch.Tensor:
 
 def _device(model: Any) -> torch.device:
     """The device that tokens go to."""
-    weight = getattr(model_of(model).get_input_embeddings(), "weight", None)
+    import torch
+
+    embeddings = model_of(model).get_input_embeddings()
+    # What accelerate has offloaded is on the meta device until it runs.
+    offloaded = getattr(getattr(embeddings, "_hf_hook", None), "execution_device", None)
+    if offloaded is not None:
+        return torch.device(offloaded)
+    weight = getattr(embeddings, "weight", None)
     device: torch.device = (weight if weight is not None else next(model.parameters())).device
     return device

@@ -46,7 +46,24 @@ def write_tokenizer(tokenizer: Any, model: Any, folder: Path) -> None:
     own = getattr(model, "generation_config", None)
     said = {name: getattr(own, name, None) for name in ("eos_token_id", "repetition_penalty")}
     _write(folder / "generation_config.json", said)
-    _write(folder / "config.json", {"eos_token_id": getattr(model.config.get_text_config(), "eos_token_id", None)})
+    _write(folder / "config.json", {"eos_token_id": _stated_eos(model.config)})
+
+
+def _stated_eos(config: Any) -> Any:
+    """The token that a config says ends a text. A default of its class, which its file does not have, says nothing: the
+    tokenizer knows better.
+    """
+    inner = config.get_text_config()
+    eos = getattr(inner, "eos_token_id", None)
+    name = getattr(config, "_name_or_path", "")
+    if not name or eos != getattr(type(inner)(), "eos_token_id", None):
+        return eos
+    try:
+        stored, _ = type(config).get_config_dict(name, local_files_only=True)
+    except (OSError, ValueError):
+        return eos
+    is_stated = any("eos_token_id" in (part or {}) for part in (stored, stored.get("text_config")))
+    return eos if is_stated else None
 
 
 def _own_tokenizer(model: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -67,6 +67,8 @@ class _Wanted(NamedTuple):
     values: dict[str, Entry]
     """Entries by the names that they are stored under."""
     missing: list[str]
+    names: list[str]
+    """The stored names of all tensors, also of those that share their memory."""
 
 
 def load(
@@ -126,6 +128,9 @@ def load(
         # A tuple cannot be changed, and need not be if nothing is new.
         if value != entry.value:
             entry.replace(value)
+    if isinstance(state_dict, MutableMapping) and wanted.stateful:
+        # What was loaded into is a copy, in which state dicts are in the place of objects.
+        state_dict.update({key: value for key, value in wanted.state.items() if key not in wanted.stateful})
     for key, stateful in wanted.stateful.items():
         stateful.load_state_dict(wanted.state[key])
     seconds = time.monotonic() - started
@@ -156,11 +161,12 @@ def _want(state_dict: Any, path: Any, gang: Gang, strict: bool) -> _Wanted:
         else:
             values[found] = entry
     _check_shapes(checkpoint, tensors)
-    tensors, tied = _untied(tensors)
+    names = [target.shard.name for target in tensors]
+    tensors, tied = untied(tensors)
     missing = [entry for entry in missing if not (is_tensor(entry.value) and LoadTarget.place_of(entry) in tied)]
     if missing and strict:
         raise _missing(checkpoint, missing)
-    return _Wanted(checkpoint, state, stateful, tensors, values, [entry.name for entry in missing])
+    return _Wanted(checkpoint, state, stateful, tensors, values, [entry.name for entry in missing], names)
 
 
 def _stored_names(entry: Entry) -> Sequence[str]:
@@ -169,7 +175,7 @@ def _stored_names(entry: Entry) -> Sequence[str]:
     return (entry.name, joined, f"{MODEL}.{entry.name}") if entry.section == "model" else (entry.name, joined)
 
 
-def _untied(tensors: list[LoadTarget]) -> tuple[list[LoadTarget], set[tuple[int, int]]]:
+def untied(tensors: list[LoadTarget]) -> tuple[list[LoadTarget], set[tuple[int, int]]]:
     """Tensors without those that share their memory with one before, such as the embedding that is also the last
     layer; and all places in memory."""
     by_place: dict[tuple[int, int], LoadTarget] = {}
@@ -222,16 +228,26 @@ def _load(
     gang: Gang, wanted: _Wanted, groups: list[list[LoadTarget]], progress: Progress
 ) -> tuple[int, int, dict[str, bytes], tuple[str, ...]]:
     """Loads group after group."""
-    names = [target.shard.name for target in wanted.tensors]
-    nbytes, verified, values = 0, 0, list(wanted.values)
+    nbytes, verified, stored = load_groups(gang, wanted.checkpoint, groups, list(wanted.values), progress)
+    return nbytes, verified, stored, tuple(_weightloom.unread_tensors(gang, wanted.checkpoint.native, wanted.names))
+
+
+def load_groups(
+    gang: Gang, checkpoint: Checkpoint, groups: list[list[LoadTarget]], values: list[str], progress: Progress
+) -> tuple[int, int, dict[str, bytes]]:
+    """Loads groups of tensors one after the other, with values. Every rank calls this.
+
+    Returns bytes that were read, bytes that were compared with checksums, and stored values by name.
+    """
+    nbytes, verified = 0, 0
     stored: dict[str, bytes] = {}
     for group in groups:
         for target in group:
             target.acquire()
         shards = [target.shard for target in group]
-        read, _, compared, found = _weightloom.load_state(gang, wanted.checkpoint.native, shards, values, progress)
+        read, _, compared, found = _weightloom.load_state(gang, checkpoint.native, shards, values, progress)
         for target in group:
             target.release()
         nbytes, verified, stored = nbytes + read, verified + compared, stored | found
         values = []
-    return nbytes, verified, stored, tuple(_weightloom.unread_tensors(gang, wanted.checkpoint.native, names))
+    return nbytes, verified, stored

@@ -6,9 +6,11 @@ import atexit
 import os
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from weightloom import _weightloom
 from weightloom._agreement import together
 from weightloom._amounts import size as size_text
 from weightloom._assets import Assets, assets_of
@@ -19,6 +21,9 @@ from weightloom._state import Entry, TensorShard, encoded, entries_of, is_tensor
 from weightloom._tensor_memory import PINNED
 
 SaveFormat = Literal["native", "hf", "dcp", "peft"]
+
+CopyTime = Literal["now", "background"]
+"""When a save in the background copies the tensors."""
 
 SHARD_SIZE = 5_000_000_000
 """Bytes of one file of a model."""
@@ -75,7 +80,7 @@ class SaveHandle:
         tensor([1., 1.])
     """
 
-    def __init__(self, location: str, saver: _Saver) -> None:
+    def __init__(self, location: str, saver: Saver) -> None:
         self.location = location
         """Where it will be."""
         self._saver = saver
@@ -83,6 +88,33 @@ class SaveHandle:
         self._error: BaseException | None = None
         self._is_known = False
         """Whether the program has seen the outcome."""
+        self._copying: threading.Thread | None = None
+        self._hook: Any = None
+        """What makes the optimizers of torch wait for the copy."""
+        self._stall = 0.0
+        """Seconds that the program has waited for the copy."""
+
+    def wait_copied(self) -> None:
+        """Waits until the tensors are copied, so that they may change. Needed after `copy="background"` only.
+
+        Example:
+            >>> import torch
+            >>> weight = torch.ones(2)
+            >>> handle = wl.save_async({"w": weight}, "step_1", copy="background")
+            >>> handle.wait_copied()
+            >>> _ = weight.zero_()
+            >>> _ = handle.wait()
+            >>> wl.open("step_1")["w"].torch()
+            tensor([1., 1.])
+        """
+        if self._copying is not None:
+            started = time.monotonic()
+            self._copying.join()
+            self._stall += time.monotonic() - started
+            self._copying = None
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
     def wait(self) -> SaveReport:
         """Waits until the checkpoint is complete on all ranks.
@@ -110,29 +142,60 @@ class SaveHandle:
         return f"<SaveHandle {self.location}: {state}>"
 
 
-class _Saver:
+class Saver:
     """Saves of one group of ranks: one at a time, of which one may run in the background."""
 
     def __init__(self, ranks: Ranks) -> None:
-        from weightloom._weightloom import Saver
-
-        self.native = Saver(ranks.gang)
+        self.native = _weightloom.Saver(ranks.gang)
+        self._rank = ranks.gang.rank
         self._lock = threading.Lock()
         self._running: SaveHandle | None = None
 
-    def begin(self, handle: SaveHandle) -> None:
-        """Notes that a save runs in the background."""
+    def save(self, prepared: Prepared) -> SaveReport:
+        """Saves, and waits. Every rank calls this."""
+        progress = new_progress() if self._rank == 0 else Progress()
+        try:
+            report = self.native.save(*prepared, progress)
+        finally:
+            progress.close()
+            PINNED.clear()
+        return _report(prepared.request.target, report)
+
+    def begin(self, prepared: Prepared, copy: CopyTime = "now") -> SaveHandle:
+        """Begins a save in the background. Every rank calls this."""
+        handle = SaveHandle(prepared.request.target, self)
+        started = time.monotonic()
+        if copy == "now":
+            self.native.save_async(*prepared, None)
+        else:
+            handle._copying = threading.Thread(target=self._copy, args=(handle, prepared), name="weightloom-copy")
+            handle._hook = _before_optimizers(handle)
+            handle._copying.start()
+        handle._stall = time.monotonic() - started
         self._running = handle
+        return handle
+
+    def _copy(self, handle: SaveHandle, prepared: Prepared) -> None:
+        try:
+            self.native.save_async(*prepared, None)
+        except BaseException as error:
+            handle._error = error
+
+    def wait_copied(self) -> None:
+        """Waits until nothing is being copied: the ranks are then free for other work."""
+        if self._running is not None:
+            self._running.wait_copied()
 
     def finish(self, handle: SaveHandle) -> None:
         """Waits for a save, if it still runs."""
         with self._lock:
             if handle is not self._running:
                 return
+            handle.wait_copied()
             try:
-                report = self.native.wait()
+                report = self.native.wait() if handle._error is None else None
                 if report is not None:
-                    handle._report = _report(handle.location, report)
+                    handle._report = _report(handle.location, report)._replace(stall=handle._stall)
             except WeightloomError as error:
                 handle._error = error
             self._running = None
@@ -143,7 +206,10 @@ class _Saver:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            return handle is not self._running or not self.native.is_saving()
+            if handle is not self._running:
+                return True
+            is_copied = handle._copying is None or not handle._copying.is_alive()
+            return is_copied and not self.native.is_saving()
         finally:
             self._lock.release()
 
@@ -166,7 +232,7 @@ class _Saver:
             print(f"weightloom: the save to {location} failed: {error}", file=sys.stderr, flush=True)
 
 
-class _Request:
+class SaveRequest:
     """What is saved beside the entries, and how, as the native module takes it."""
 
     def __init__(
@@ -188,15 +254,19 @@ class _Request:
         self.budget = budget
 
 
-class _Value(NamedTuple):
+class SavedValue(NamedTuple):
+    """An entry that is not a tensor."""
+
     name: str
     bytes: bytes
 
 
-class _Prepared(NamedTuple):
+class Prepared(NamedTuple):
+    """What a rank saves."""
+
     tensors: list[TensorShard]
-    values: list[_Value]
-    request: _Request
+    values: list[SavedValue]
+    request: SaveRequest
 
 
 def save(
@@ -245,18 +315,12 @@ def save(
         >>> model, optimizer = torch.nn.Linear(2, 2), None
         >>> report = wl.save({"model": model, "epoch": 3}, "step_1", step=1)
         >>> wl.open("step_1")
-        <Checkpoint ...step_1: weightloom, step 1, 2 tensors, 24 B>
+        <Checkpoint ...step_1: native, step 1, 2 tensors, 24 B>
     """
     ranks, saver = _meet(process_group, timeout)
     options = _Options(path, format, step, assets, shard_size, None)
     prepared, _ = together(ranks.gang, lambda: _prepare(state_dict, options, ranks, saver))
-    progress = _progress(ranks)
-    try:
-        report = saver.native.save(*prepared, progress)
-    finally:
-        progress.close()
-        PINNED.clear()
-    return _report(prepared.request.target, report)
+    return saver.save(prepared)
 
 
 def save_async(
@@ -268,13 +332,19 @@ def save_async(
     assets: Assets | None = None,
     shard_size: int = SHARD_SIZE,
     budget: int | None = None,
+    copy: CopyTime = "now",
     process_group: Any = None,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> SaveHandle:
     """Copies a state dict and saves the copy in the background. Every rank calls this.
 
     Once it returns, tensors may be changed. The ranks need not wait at the same time. Of each group of ranks, one save
-    runs at a time: the next one waits for it. The end of the program waits too.
+    runs at a time: the next one waits for it. The end of the program waits too. The memory of the copy is kept for the
+    next save.
+
+    With `copy="background"` it returns at once, and the copy is made while the program computes: call it after the step
+    of an optimizer. The next step of any optimizer of torch waits for the copy. Whatever else changes the tensors, such
+    as a layer that counts its inputs, has to wait with `handle.wait_copied()`.
 
     Args:
         state_dict: what to save, as in `save`.
@@ -285,6 +355,7 @@ def save_async(
         shard_size: the most bytes of one file of the model.
         budget: the most bytes of copies on this rank; by default half of the free memory. What does not fit is written
             before the call returns.
+        copy: `"now"`, before the call returns, or `"background"`.
         process_group: the ranks that save; by default all.
         timeout: seconds after which a rank stops waiting for the others.
 
@@ -305,10 +376,7 @@ def save_async(
     ranks, saver = _meet(process_group, timeout)
     options = _Options(path, format, step, assets, shard_size, budget)
     prepared, _ = together(ranks.gang, lambda: _prepare(state_dict, options, ranks, saver))
-    saver.native.save_async(*prepared, None)
-    handle = SaveHandle(prepared.request.target, saver)
-    saver.begin(handle)
-    return handle
+    return saver.begin(prepared, copy)
 
 
 class _Options(NamedTuple):
@@ -320,31 +388,41 @@ class _Options(NamedTuple):
     budget: int | None
 
 
-def _meet(process_group: Any, timeout: float) -> tuple[Ranks, _Saver]:
+def _meet(process_group: Any, timeout: float) -> tuple[Ranks, Saver]:
     ranks = ranks_of(process_group, timeout)
+    return ranks, saver_of(ranks)
+
+
+def saver_of(ranks: Ranks) -> Saver:
+    """What saves for a group of ranks. Every rank calls this."""
     if ranks.saver is None:
-        ranks.saver = _Saver(ranks)
-    saver: _Saver = ranks.saver
-    return ranks, saver
+        ranks.saver = Saver(ranks)
+    saver: Saver = ranks.saver
+    return saver
 
 
-def _prepare(state_dict: Any, options: _Options, ranks: Ranks, saver: _Saver) -> _Prepared:
+def _prepare(state_dict: Any, options: _Options, ranks: Ranks, saver: Saver) -> Prepared:
     """What this rank saves. No rank waits for another one here, but each for its own save in the background."""
     saver.settle()
     state, _ = with_state_dicts(state_dict)
     entries = entries_of(state)
     world = ranks.gang.size
     tensors = [shard_to_save(entry, world) for entry in entries if is_tensor(entry.value)]
-    values = [_Value(entry.name, encoded(entry)) for entry in entries if not is_tensor(entry.value)]
+    values = [SavedValue(entry.name, encoded(entry)) for entry in entries if not is_tensor(entry.value)]
     # Rank 0 writes them.
     assets = assets_of(options.assets) if ranks.gang.rank == 0 else {}
     target = os.fspath(options.path)
-    request = _Request(target, options.format, options.step, assets, entries, options.shard_size, options.budget)
-    return _Prepared(tensors, values, request)
+    request = SaveRequest(target, options.format, options.step, assets, entries, options.shard_size, options.budget)
+    return Prepared(tensors, values, request)
 
 
-def _progress(ranks: Ranks) -> Progress:
-    return new_progress() if ranks.gang.rank == 0 else Progress()
+def _before_optimizers(handle: SaveHandle) -> Any:
+    """Makes the next step of any optimizer of torch wait for a copy."""
+    if "torch" not in sys.modules:
+        return None
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    return register_optimizer_step_pre_hook(lambda *_: handle.wait_copied())
 
 
 def _report(location: str, report: tuple[str, str, int, float, float]) -> SaveReport:

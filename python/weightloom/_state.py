@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightloom import _weightloom
 from weightloom._errors import UserError
 from weightloom._sharding import Sharding, local_tensor, sharding_of, whole
 from weightloom._tensor_memory import DeviceMemory, bytes_of, dtype_name, is_on_host
@@ -56,16 +57,25 @@ def entries_of(state_dict: Mapping[str, Any]) -> list[Entry]:
         for entry in _leaves(value, (_segment(key),), replace):
             is_first = len(entry.path) == 1 and is_tensor(entry.value) and not is_nested
             entries.append(entry._replace(section="model" if is_first else "training"))
-    seen: dict[str, tuple[Segment, ...]] = {}
+    return unique(entries)
+
+
+def unique(entries: Iterable[Entry]) -> list[Entry]:
+    """Entries whose names differ.
+
+    Raises:
+        UserError: two have the same name.
+    """
+    seen: dict[str, Entry] = {}
     for entry in entries:
         if entry.name in seen:
             raise UserError(
-                f"cannot name the entries of the state dict: {list(seen[entry.name])} and {list(entry.path)} both"
+                f"cannot name the entries of the state dict: {list(seen[entry.name].path)} and {list(entry.path)} both"
                 f" become `{entry.name}`",
                 "rename one of them",
             )
-        seen[entry.name] = entry.path
-    return entries
+        seen[entry.name] = entry
+    return list(seen.values())
 
 
 def with_state_dicts(state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -155,6 +165,16 @@ class TensorShard:
         self.keep: Any = None
         """What owns the memory."""
 
+    def over(self, local: torch.Tensor) -> TensorShard:
+        """The shard with the memory of a local tensor, to read from."""
+        local = local.detach().resolve_neg()
+        if is_on_host(local):
+            self.keep = local.contiguous()
+            self.memory = bytes_of(self.keep)
+        else:
+            self.device = DeviceMemory(local)
+        return self
+
 
 COMPARED_BYTES = 1 << 20
 """Tensors that are not distributed are compared between ranks up to this size: states of random numbers, counters."""
@@ -162,14 +182,8 @@ COMPARED_BYTES = 1 << 20
 
 def shard_to_save(entry: Entry, world: int) -> TensorShard:
     """The memory of a tensor, to read from."""
-    tensor, sharding, dtype = described(entry, world)
-    shard = TensorShard(entry.name, entry.section, sharding, dtype)
-    local = tensor.detach().resolve_neg()
-    if is_on_host(local):
-        shard.keep = local.contiguous()
-        shard.memory = bytes_of(shard.keep)
-    else:
-        shard.device = DeviceMemory(local)
+    local, sharding, dtype = described(entry, world)
+    shard = TensorShard(entry.name, entry.section, sharding, dtype).over(local)
     is_plain = sharding.parts == whole(sharding.shape) and local_tensor(entry.value) is entry.value
     shard.compared = world > 1 and is_plain and local.numel() * local.element_size() <= COMPARED_BYTES
     return shard
@@ -179,12 +193,20 @@ def described(entry: Entry, world: int) -> tuple[torch.Tensor, Sharding, str]:
     """The local tensor of an entry, its sharding and its dtype."""
     if not hasattr(entry.value, "data_ptr") and not hasattr(entry.value, "local_shards"):
         return _of_array(entry)
-    value = entry.value
-    if value.is_sparse or value.is_quantized or value.device.type == "meta":
-        kind = "sparse" if value.is_sparse else "quantized" if value.is_quantized else "without memory (meta)"
-        raise UserError(f"cannot save or load `{entry.name}`: it is {kind}", "pass a dense tensor with memory")
-    local = local_tensor(value)
-    return local, sharding_of(entry.name, value, world), dtype_name(entry.name, local.dtype)
+    check_dense(entry.name, entry.value)
+    local = local_tensor(entry.value)
+    return local, sharding_of(entry.name, entry.value, world), dtype_name(entry.name, local.dtype)
+
+
+def check_dense(name: str, tensor: torch.Tensor) -> None:
+    """Refuses tensors without plain memory.
+
+    Raises:
+        UserError: it is sparse, quantized or on the device meta.
+    """
+    if tensor.is_sparse or tensor.is_quantized or tensor.device.type == "meta":
+        kind = "sparse" if tensor.is_sparse else "quantized" if tensor.is_quantized else "without memory (meta)"
+        raise UserError(f"cannot save or load `{name}`: it is {kind}", "pass a dense tensor with memory")
 
 
 def _of_array(entry: Entry) -> tuple[torch.Tensor, Sharding, str]:
@@ -207,7 +229,11 @@ def encoded(entry: Entry) -> bytes:
         UserError: it is neither a tensor nor what JSON can express.
     """
     try:
-        return json.dumps(entry.value, default=_scalar).encode()
+        text = json.dumps(entry.value, default=_scalar)
+        compact = _weightloom.compact_json(text)
+        # It has no integers of more than 64 bits.
+        is_equal = compact is not None and repr(json.loads(compact)) == repr(json.loads(text))
+        return (compact if compact is not None and is_equal else text).encode()
     except (TypeError, ValueError, RecursionError):
         kind = type(entry.value).__name__
         raise UserError(

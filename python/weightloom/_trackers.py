@@ -44,27 +44,23 @@ class Tracker(Protocol):
         """Ends the run: `"finished"`, `"stopped"` or `"failed"`."""
 
 
-class Trackers:
-    """The trackers of this process. Made by the thread whose active runs are used."""
+def problem(name: str) -> tuple[str, str] | None:
+    """Why a tracker cannot be used, and what would help. The native module calls it."""
+    # A folder such as `wandb`, which the package writes, can be imported too; it has no file.
+    found = None if name in sys.modules else importlib.util.find_spec(name)
+    if name in sys.modules or (found is not None and found.origin is not None):
+        return None
+    return f"the package `{name}` is not installed", f"run `pip install {name}`"
 
-    def __init__(self) -> None:
-        self._active = {name: active() for name, active in _ACTIVE.items() if name in sys.modules}
 
-    def problem(self, name: str) -> tuple[str, str] | None:
-        """Why a tracker cannot be used, and what would help."""
-        if name in sys.modules or importlib.util.find_spec(name) is not None:
-            return None
-        return f"the package `{name}` is not installed", f"run `pip install {name}`"
-
-    def open(self, name: str, folder: str | os.PathLike[str], after: int) -> TrackedRun:
-        """Opens a tracker for a run in a folder that continues after a step."""
-        place = Path(folder)
-        known = _read(place / RUNS) if after > 0 else {}
-        config = _flat(_config(place))
-        package, active = importlib.import_module(name), self._active.get(name)
-        tracker = _OPEN[name](package, place.name, config, known.get(name), active)
-        _write(place / RUNS, _read(place / RUNS) | {name: tracker.run_id})
-        return TrackedRun(tracker)
+def open_run(name: str, folder: str | os.PathLike[str], after: int) -> TrackedRun:
+    """Opens a tracker for a run in a folder that continues after a step. The native module calls it."""
+    place = Path(folder)
+    known = _read(place / RUNS) if after > 0 else {}
+    package = importlib.import_module(name)
+    tracker = _OPEN[name](package, place.name, _flat(_config(place)), known.get(name))
+    _write(place / RUNS, _read(place / RUNS) | {name: tracker.run_id})
+    return TrackedRun(tracker)
 
 
 class TrackedRun:
@@ -89,22 +85,27 @@ class TrackedRun:
 
     def close(self) -> None:
         """The process has ended the run, well or not."""
-        self._tracker.finish(self._state)
+        try:
+            self._tracker.finish(self._state)
+        except Exception as error:
+            import warnings
+
+            warnings.warn(f"metrics are incomplete: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
 
 
 class _Wandb:
     """A run of Weights & Biases."""
 
-    def __init__(self, wandb: Any, name: str, config: dict[str, Any], run_id: str | None, active: Any) -> None:
-        self._is_own = active is None
-        if active is None:
+    def __init__(self, wandb: Any, name: str, config: dict[str, Any], run_id: str | None) -> None:
+        self._is_own = wandb.run is None
+        if self._is_own:
             project = os.environ.get("WANDB_PROJECT", PROJECT)
             resume = "allow" if run_id is not None else None
-            active = wandb.init(project=project, name=name, config=config, id=run_id, resume=resume)
+            self._run = wandb.init(project=project, name=name, config=config, id=run_id, resume=resume)
         else:
-            active.config.update(config, allow_val_change=True)
-        self._run = active
-        self.run_id = str(active.id)
+            self._run = wandb.run
+            self._run.config.update(config, allow_val_change=True)
+        self.run_id = str(self._run.id)
 
     def log(self, step: int, numbers: Numbers, texts: Texts) -> None:
         # Steps that a resumed run repeats have the same values; the package keeps the first ones.
@@ -124,39 +125,51 @@ class _Mlflow:
     _PARAMS = 100
     _LONGEST = 500
 
-    def __init__(self, mlflow: Any, name: str, config: dict[str, Any], run_id: str | None, active: Any) -> None:
+    def __init__(self, mlflow: Any, name: str, config: dict[str, Any], run_id: str | None) -> None:
         self._mlflow = mlflow
+        active = mlflow.active_run()
         self._is_own = active is None
         if active is None:
             active = mlflow.start_run(run_id=run_id, run_name=None if run_id is not None else name)
         self.run_id = str(active.info.run_id)
         # Of a run that is resumed they are known, and cannot change.
-        params = [] if run_id is not None else list(config.items())
+        params = [] if self.run_id == run_id else list(config.items())
         for start in range(0, len(params), self._PARAMS):
             batch = {_metric(key): str(value)[: self._LONGEST] for key, value in params[start : start + self._PARAMS]}
             mlflow.log_params(batch, run_id=self.run_id)
 
     def log(self, step: int, numbers: Numbers, texts: Texts) -> None:
         metrics = {_metric(name): value for name, value in numbers.items()}
-        self._mlflow.log_metrics(metrics, step=step, run_id=self.run_id)
+        if metrics:
+            self._mlflow.log_metrics(metrics, step=step, run_id=self.run_id)
         for name, text in texts.items():
             self._mlflow.log_text(text, f"{_metric(name)}/step_{step}.txt", run_id=self.run_id)
 
     def finish(self, state: str) -> None:
-        if self._is_own:
+        active = self._mlflow.active_run()
+        if not self._is_own:
+            return
+        if active is not None and active.info.run_id == self.run_id:
             self._mlflow.end_run(self._STATES[state])
+        else:
+            # The command: the package knows active runs of threads, and forgets those of its threads.
+            self._mlflow.MlflowClient().set_terminated(self.run_id, self._STATES[state])
 
 
 class _Trackio:
     """A run of Trackio."""
 
-    def __init__(self, trackio: Any, name: str, config: dict[str, Any], run_id: str | None, active: Any) -> None:
+    def __init__(self, trackio: Any, name: str, config: dict[str, Any], run_id: str | None) -> None:
+        self._trackio = trackio
+        active = trackio.context_vars.current_run.get()
         self._is_own = active is None
         if active is None:
+            import secrets
+
             project = os.environ.get("TRACKIO_PROJECT", PROJECT)
-            # A name continues the run of that name.
-            resume = "allow" if run_id is not None else "never"
-            active = trackio.init(project=project, name=run_id, config={"output_dir": name} | config, resume=resume)
+            # A run is continued by its name, so no other may have it.
+            name = run_id if run_id is not None else f"{name}-{secrets.token_hex(3)}"
+            active = trackio.init(project=project, name=name, config=config, resume="allow" if run_id else "never")
         self._run = active
         self.run_id = str(active.name)
 
@@ -164,29 +177,19 @@ class _Trackio:
         self._run.log({**numbers, **texts}, step=step)
 
     def finish(self, state: str) -> None:
-        if self._is_own:
+        if not self._is_own:
+            return
+        if self._trackio.context_vars.current_run.get() is self._run:
+            # Otherwise the next run of this thread would be logged to this one.
+            self._trackio.finish()
+        else:
             self._run.finish()
 
 
-Opener = Callable[[Any, str, dict[str, Any], str | None, Any], Tracker]
-"""Opens a tracker: the package, the name of the run, its config, the run to continue, and the active one."""
+Opener = Callable[[Any, str, dict[str, Any], str | None], Tracker]
+"""Opens a tracker: the package, the name of the run, its config, and the run to continue."""
 
 _OPEN: dict[str, Opener] = {"wandb": _Wandb, "mlflow": _Mlflow, "trackio": _Trackio}
-
-
-def _active_wandb() -> Any:
-    return sys.modules["wandb"].run
-
-
-def _active_mlflow() -> Any:
-    return sys.modules["mlflow"].active_run()
-
-
-def _active_trackio() -> Any:
-    return sys.modules["trackio"].context_vars.current_run.get()
-
-
-_ACTIVE = {"wandb": _active_wandb, "mlflow": _active_mlflow, "trackio": _active_trackio}
 
 
 def _metric(name: str) -> str:

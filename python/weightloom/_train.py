@@ -18,7 +18,7 @@ from weightloom._callback import Callback, Hooks, Record
 from weightloom._errors import UserError, WeightloomError
 from weightloom._progress import new_display
 from weightloom._run import Run, trained
-from weightloom._trackers import NAMES, Trackers
+from weightloom._trackers import NAMES
 from weightloom._training_progress import TrainingProgress
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def train(
         config: the YAML file of the run, or its contents as a dict.
         overrides: values instead of those of the config.
         callbacks: instances of `wl.Callback`, and functions that take the record of a step, such as `print`. They run
-            on the first rank, in another thread than the caller's.
+            in the thread that calls `wl.train`; under torchrun, in the process of the first rank.
         ranks: ranks that train, as threads of this process; 1 by default.
         device: the device instead of that of the config: `"auto"`, `"cpu"`, `"cuda"` or `"cuda:N"`.
         report_to: where metrics go, in addition to `train.logging.report_to`: `"wandb"`, `"mlflow"`, `"trackio"` or
@@ -108,22 +108,27 @@ def train(
     options = [*option("ranks", ranks), *option("device", device), *option("force_resume", force_resume)]
     options += [*option("allow_programs", allow_programs), *option("timeout", None if gang else max(round(timeout), 1))]
     options += hub_options(asset_dir, model_path, env, offline)
-    request = _Request(hooks, list(hooks.wanted), Trackers(), gang)
+    with config_file(config) as file, _ended_by_signals():
+        texts = [*assignments(overrides), *_reported(file, overrides, sinks)]
+        results = _results(["train", *options, "--", file, *texts], hooks, gang, progress)
+    *before, summary = [json.loads(text) for text in results]
+    return trained(summary["output_dir"], summary, before)
+
+
+def _results(arguments: list[str], hooks: Hooks, gang: Gang | None, progress: TrainingProgress) -> list[str]:
+    """The results of the command, unless a callback has raised an exception."""
+    results: list[str] = []
     try:
-        with config_file(config) as file, _ended_by_signals():
-            texts = [*assignments(overrides), *_reported(file, overrides, sinks)]
-            _, results = _weightloom.train(["train", *options, "--", file, *texts], request, progress)
+        _, results = _weightloom.train(arguments, _Request(hooks, list(hooks.wanted), gang), progress)
     except WeightloomError:
-        # What a callback raised before the first step has ended the run as an error.
-        if hooks.raised is not None:
-            raise hooks.raised from None
-        raise
+        # An exception before the first step has ended the run as an error.
+        if hooks.raised is None:
+            raise
     finally:
         progress.close()
     if hooks.raised is not None:
         raise hooks.raised
-    *before, summary = [json.loads(text) for text in results]
-    return trained(summary["output_dir"], summary, before)
+    return results
 
 
 class _Request(NamedTuple):
@@ -131,7 +136,6 @@ class _Request(NamedTuple):
 
     hooks: Hooks
     wanted: list[str]
-    trackers: Trackers
     gang: Gang | None
 
 
@@ -221,6 +225,8 @@ def config_file(config: Config) -> Iterator[str]:
         try:
             yield str(file)
         except WeightloomError as error:
+            if str(file) not in error.message:
+                raise
             raise type(error)(_without_file(error.message, str(file)), error.hint) from None
 
 

@@ -210,6 +210,9 @@ class Saver:
     def is_saving(self) -> bool:
         """Whether a background save is running."""
 
+def compact_json(text: str) -> str | None:
+    """JSON as every format writes it; `None` if this is not JSON, as `NaN` is not."""
+
 def load_state(
     gang: Gang,
     checkpoint: Checkpoint,
@@ -232,8 +235,6 @@ class TrainRequest(Protocol):
     def hooks(self) -> object: ...
     @property
     def wanted(self) -> Sequence[str]: ...
-    @property
-    def trackers(self) -> object: ...
     @property
     def gang(self) -> Gang | None: ...
 
@@ -377,3 +378,114 @@ class TextStream:
     def __next__(self) -> str: ...
     def close(self) -> None:
         """Ends the generation."""
+
+# Judgements
+
+class LiveModel(Protocol):
+    """Runs batches of tokens in views, which are JSON. Rows are filled up with zeros to `width` tokens."""
+
+    def forward(
+        self, view: str, width: int, tokens: Buffer, lengths: Buffer, scored: Buffer, after: Buffer, hidden: Buffer, /
+    ) -> tuple[SupportsBuffer, SupportsBuffer, SupportsBuffer]: ...
+    def start_generation(self, view: str, width: int, tokens: Buffer, lengths: Buffer, /) -> SupportsBuffer: ...
+    def continue_generation(self, tokens: Buffer, /) -> SupportsBuffer: ...
+
+class Judgement(Protocol):
+    """What is judged, and by what."""
+
+    @property
+    def base(self) -> str: ...
+    @property
+    def tuned(self) -> str: ...
+    @property
+    def is_adapter(self) -> bool: ...
+    @property
+    def views(self) -> Sequence[str]: ...
+    @property
+    def layers(self) -> Sequence[str]: ...
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def max_positions(self) -> int | None: ...
+    @property
+    def notes(self) -> Sequence[str]: ...
+    @property
+    def tokenizer(self) -> PathLike[str]: ...
+    @property
+    def suite(self) -> PathLike[str] | None: ...
+    @property
+    def suite_text(self) -> str | None: ...
+    @property
+    def document(self) -> PathLike[str] | None: ...
+    @property
+    def only(self) -> Sequence[str]: ...
+    @property
+    def weights(self) -> str | None: ...
+    @property
+    def statistics(self) -> str | None: ...
+    @property
+    def trace(self) -> PathLike[str] | None: ...
+
+def judge_live(model: LiveModel, judgement: Judgement, progress: Listener | None = None) -> str:
+    """Judges a model in memory, and returns the report as JSON."""
+
+@final
+class AdapterNoise:
+    """New values for the tensors of an adapter, one after the other."""
+
+    @staticmethod
+    def normal(seed: int, init_scale: float, rank_scale: float) -> AdapterNoise: ...
+    @staticmethod
+    def matched(seed: int) -> AdapterNoise: ...
+    def replace(self, kind: str, shape: Sequence[int], values: SupportsBuffer) -> Buffer | None:
+        """The new values of the next tensor, of 32-bit floats; `None` keeps them."""
+
+@final
+class DecoderInfo:
+    """What the native decoder of a config is like, and where the rows of parameters are in it."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def max_positions(self) -> int | None: ...
+    @property
+    def parts(self) -> list[list[tuple[str, int, int, int]]]:
+        """For each parameter: names, places in the order of use, first rows and numbers of rows."""
+
+def decoder_info(config: str, parameters: Sequence[tuple[str, int]]) -> DecoderInfo | None:
+    """The native decoder of a `config.json`, and the parts of it that parameters with numbers of outputs become."""
+
+# Reports
+
+def report_text(text: str, name: str, format: str) -> str:
+    """A report in another format: `json`, `markdown`, `junit` or `html`."""
+
+def report_facts(text: str, name: str) -> str:
+    """What follows from a report, as JSON."""
+
+def report_refusals(text: str, name: str, threshold: float | None = None) -> list[str]:
+    """Why a report does not pass a gate; empty if it passes."""
+
+@final
+class ReportComparison:
+    """The comparison of reports, oldest first."""
+
+    @property
+    def json(self) -> str: ...
+    @property
+    def markdown(self) -> str: ...
+    @property
+    def columns(self) -> list[str]: ...
+    @property
+    def rows(self) -> list[list[str]]: ...
+    @property
+    def sentences(self) -> list[str]: ...
+    @property
+    def is_worse(self) -> bool: ...
+    @property
+    def svg(self) -> str | None: ...
+    @property
+    def html(self) -> str | None: ...
+
+def compare_reports(reports: Sequence[tuple[str, str]], margin: float | None = None) -> ReportComparison:
+    """Compares reports with their labels."""

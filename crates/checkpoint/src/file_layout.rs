@@ -145,7 +145,8 @@ impl FileLayout {
     }
 }
 
-fn bytes_of(dtype: DType, shape: &Shape) -> u64 {
+/// The bytes of a tensor.
+pub(crate) fn bytes_of(dtype: DType, shape: &Shape) -> u64 {
     shape.volume() as u64 * dtype.size() as u64
 }
 

@@ -78,6 +78,10 @@ impl Hint for ModelPartError {
 impl ModelPart {
     /// Finds the model. A checkpoint without nested dicts is the model.
     pub fn find(source: &Source) -> Result<Self, CheckpointError> {
+        let own = own_names(&source.index);
+        if !own.is_empty() {
+            return Self::of_names(source, &own);
+        }
         let dicts = nested_dicts(&source.index);
         let mut prefix = String::new();
         while let Some(inner) = choose(&source.index, &dicts, &prefix)? {
@@ -95,6 +99,18 @@ impl ModelPart {
             return Err(ModelPartError::NoPrefix { prefix: prefix.to_owned(), candidates }.into());
         }
         Ok(part)
+    }
+
+    /// The tensors with these names, as they are.
+    fn of_names(source: &Source, names: &BTreeSet<String>) -> Result<Self, CheckpointError> {
+        let index = &source.index;
+        let tensors = index.tensors().iter().filter(|(name, _)| names.contains(*name));
+        let tensors = tensors.map(|(name, entry)| (name.clone(), entry.clone())).collect();
+        let others = index.tensors().keys().filter(|name| !names.contains(*name));
+        let left_out = others.chain(index.values()).cloned().collect();
+        let part = Index::new(index.format(), index.files().to_vec(), tensors)?;
+        let source = Source { scope: source.scope, ..Source::new(part, Arc::clone(&source.storage)) };
+        Ok(Self { source, prefix: String::new(), left_out })
     }
 
     fn new(source: &Source, prefix: &str, wrappers: Wrappers) -> Result<Self, CheckpointError> {
@@ -145,16 +161,27 @@ fn below<'n>(name: &'n str, prefix: &str) -> Option<&'n str> {
     }
 }
 
+/// Names with the words of their paths.
+fn paths(index: &Index) -> Vec<(String, Vec<String>)> {
+    let paths = index.metadata().get(PATHS).and_then(|paths| serde_json::from_str(paths).ok());
+    let Some(Value::Object(paths)) = paths else { return Vec::new() };
+    let word = |word: &Value| word.as_str().map_or_else(|| word.to_string(), str::to_owned);
+    let words = |path: Value| Some(path.as_array()?.iter().map(word).collect());
+    paths.into_iter().filter_map(|(name, path)| Some((name, words(path)?))).collect()
+}
+
+/// Tensors of a nested model under their own names, as we write them.
+fn own_names(index: &Index) -> BTreeSet<String> {
+    let is_own = |name: &str, path: &[String]| path.len() > 1 && path[1..].join(".") == name;
+    let found = paths(index).into_iter().filter(|(name, path)| is_own(name, path)).map(|(name, _)| name);
+    found.filter(|name| index.tensors().contains_key(name)).collect()
+}
+
 /// The dotted names of all dicts inside other dicts.
 fn nested_dicts(index: &Index) -> BTreeSet<String> {
     let mut dicts = index.dicts().clone();
-    let paths = index.metadata().get(PATHS).and_then(|paths| serde_json::from_str(paths).ok());
-    if let Some(Value::Object(paths)) = paths {
-        for path in paths.values().filter_map(Value::as_array) {
-            let word = |word: &Value| word.as_str().map_or_else(|| word.to_string(), str::to_owned);
-            let words: Vec<String> = path.iter().map(word).collect();
-            dicts.extend((1..words.len()).map(|end| words[..end].join(".")));
-        }
+    for (_, words) in paths(index) {
+        dicts.extend((1..words.len()).map(|end| words[..end].join(".")));
     }
     dicts
 }

@@ -15,6 +15,7 @@ mod partial_folder;
 mod redistribute;
 mod sequential;
 mod shared_upload;
+mod staging;
 mod target;
 
 use std::collections::BTreeMap;
@@ -37,7 +38,14 @@ pub(crate) use batch::{WriteBatch, WriteOutcome};
 pub(crate) use open_target::{FolderFiles, OpenTarget, WriteAccess};
 use redistribute::redistribute;
 pub(crate) use sequential::SequentialWriter;
+use staging::Staging;
 pub use target::{SaveFormat, Target, TargetError};
+
+/// A file that ranks share is not made smaller than this for their sake.
+const LEAST_FILE: u64 = 1 << 30;
+
+/// Files that ranks write at the same time. A file system is not faster with more.
+const FILES_AT_ONCE: usize = 64;
 
 /// Options of a save.
 #[derive(Clone, Debug)]
@@ -74,6 +82,17 @@ impl Default for SaveOptions {
     }
 }
 
+impl SaveOptions {
+    /// The most bytes of a file, if ranks write these bytes together.
+    ///
+    /// A file system lets one process at a time write to a file, so there should be one for
+    /// each rank, up to some number.
+    pub fn file_size(&self, bytes: u64, ranks: usize) -> u64 {
+        let share = bytes.div_ceil(ranks.clamp(1, FILES_AT_ONCE) as u64);
+        self.shard_size.min(share.max(LEAST_FILE))
+    }
+}
+
 /// Outcome of a save.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SaveReport {
@@ -96,6 +115,7 @@ pub struct Saver {
     background: Arc<dyn Gang>,
     planner: Box<dyn SavePlanner>,
     plans: PlanCache,
+    staging: Staging,
     pending: Option<Pending<Result<SaveReport, CheckpointError>>>,
 }
 
@@ -109,7 +129,14 @@ impl Saver {
     pub fn with_planner(gang: Arc<dyn Gang>, planner: Box<dyn SavePlanner>) -> Result<Self, GangError> {
         let everyone: Vec<usize> = (0..gang.size()).collect();
         let background = gang.sub_gang(&everyone)?;
-        Ok(Self { gang, background, planner, plans: PlanCache::default(), pending: None })
+        Ok(Self {
+            gang,
+            background,
+            planner,
+            plans: PlanCache::default(),
+            staging: Staging::default(),
+            pending: None,
+        })
     }
 
     /// The plan of a save, without saving. Every rank of the gang.
@@ -165,7 +192,7 @@ impl Saver {
             gang: &*self.gang,
             observer: &*observer,
         };
-        let staged = batch.stage(context, options);
+        let staged = batch.stage(context, options, &mut self.staging);
         let staged = collective_result(&*self.gang, staged).inspect_err(|_| opened.discard(&*self.gang))?;
         let stall = started.elapsed();
         let (threads, calls) = (options.threads, self.calls());
@@ -192,6 +219,11 @@ impl Saver {
         }
     }
 
+    /// Bytes of memory that are kept for the copies of the next background save.
+    pub fn kept_memory(&self) -> u64 {
+        self.staging.kept()
+    }
+
     /// Whether a background save is running.
     pub fn is_saving(&mut self) -> bool {
         self.pending.as_mut().is_some_and(|pending| !pending.is_done())
@@ -214,5 +246,23 @@ impl Saver {
         let batch = collective_result(&*self.gang, batch.map_err(|error| self.calls().blame(error)))?;
         let opened = OpenTarget::open(target, &batch, &metadata, options, &*self.gang)?;
         Ok((batch, Arc::new(opened)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::SaveOptions;
+
+    #[test]
+    fn ranks_share_files_that_are_worth_it() {
+        let options = SaveOptions { shard_size: 5_000, ..SaveOptions::default() };
+        assert_eq!(options.file_size(1 << 40, 1000), 5_000);
+        let (options, gib) = (SaveOptions::default(), 1 << 30);
+        // One rank fills files.
+        assert_eq!(options.file_size(3 * gib, 1), 3 * gib);
+        assert_eq!(options.file_size(3 * gib, 2), 3 * gib / 2);
+        assert_eq!(options.file_size(3 * gib, 8), gib);
+        // However many ranks there are.
+        assert_eq!(options.file_size(256 * gib, 16_384), 4 * gib);
     }
 }

@@ -203,7 +203,7 @@ impl Bytes<'_> {
         }
     }
 
-    /// The bytes that [`into_static`](Self::into_static) copies.
+    /// The bytes that a background save copies.
     pub(crate) fn to_copy(&self) -> u64 {
         match self {
             Self::Borrowed(_) | Self::Device(_) => self.len() as u64,
@@ -217,15 +217,6 @@ impl Bytes<'_> {
             Self::Owned(bytes) => bytes.len() as u64,
             Self::Borrowed(_) | Self::Shared(_) | Self::Device(_) => 0,
         }
-    }
-
-    /// Copies bytes that are borrowed or on a device.
-    pub(crate) fn into_static(self) -> Result<Bytes<'static>, DeviceReadError> {
-        Ok(match self {
-            Self::Owned(bytes) => Bytes::Owned(bytes),
-            Self::Shared(bytes) => Bytes::Shared(bytes),
-            Self::Borrowed(_) | Self::Device(_) => Bytes::Owned(self.to_host()?.into_owned()),
-        })
     }
 }
 
@@ -301,9 +292,10 @@ impl<'a> State<'a> {
         value: &T,
     ) -> Result<&mut Self, SerializeError> {
         let name = name.into();
-        let json = serde_json::to_vec(value)
+        // With the keys in order, as they are read from formats that store values.
+        let json = serde_json::to_value(value)
             .map_err(|error| SerializeError { name: name.clone(), message: error.to_string() })?;
-        Ok(self.bytes(name, json))
+        Ok(self.bytes(name, json.to_string().into_bytes()))
     }
 
     /// Adds a leaf.

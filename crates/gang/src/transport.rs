@@ -58,6 +58,7 @@
 
 mod agree;
 mod envelope;
+mod failure;
 mod inbox;
 mod rank;
 mod transfer;

@@ -47,8 +47,7 @@ pub fn decoder_parts(
         };
         let found = apply_keys(&keys, &index, name, &entry)?;
         let part = |(name, part): (String, TensorEntry)| {
-            let (_, start) =
-                part.contiguous_location(&Region::whole(&part.shape)).ok_or_else(reordered)?;
+            let (_, start) = part.contiguous_location(&Region::whole(&part.shape)).ok_or_else(reordered)?;
             let start = usize::try_from(start).map_err(|_| reordered())?;
             Ok(DecoderPart { name, rows: start..start + part.shape.volume() })
         };

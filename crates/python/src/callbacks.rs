@@ -39,12 +39,22 @@ impl Caller {
     }
 }
 
+/// What becomes of callbacks once one, or a signal handler, has raised an exception.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AfterException {
+    /// They fail, which ends the work.
+    Fail,
+    /// They are called as before: the work ends by itself.
+    Call,
+}
+
 /// Runs work on another thread, without the GIL, and its callbacks on this one. The first
 /// exception of a callback or of a signal handler sets `cancel`, and is raised once the
 /// work has ended.
 pub(crate) fn with_callbacks<T: Send>(
     py: Python<'_>,
     cancel: &AtomicBool,
+    after_exception: AfterException,
     work: impl FnOnce(Caller) -> T + Send,
 ) -> PyResult<T> {
     py.detach(|| {
@@ -55,14 +65,15 @@ pub(crate) fn with_callbacks<T: Send>(
             loop {
                 let result = match pending.recv_timeout(TICK) {
                     // Dropped, a callback fails without an answer.
-                    Ok(_) | Err(RecvTimeoutError::Timeout) if raised.is_some() => continue,
+                    Ok(_) if raised.is_some() && after_exception == AfterException::Fail => continue,
+                    Err(RecvTimeoutError::Timeout) if raised.is_some() => continue,
                     Ok(callback) => Python::attach(callback),
                     Err(RecvTimeoutError::Timeout) => Python::attach(|py| py.check_signals()),
                     Err(RecvTimeoutError::Disconnected) => break,
                 };
                 if let Err(error) = result {
                     cancel.store(true, Ordering::Relaxed);
-                    raised = Some(error);
+                    raised.get_or_insert(error);
                 }
             }
             let result = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

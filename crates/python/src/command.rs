@@ -11,6 +11,7 @@ use weightloom::train::callback::Callback;
 use weightloom::{Registry, app};
 
 use crate::errors::Raise;
+use crate::forked::check_computing;
 use crate::interruption::interruptible;
 use crate::progress::Progress;
 use crate::tracker;
@@ -28,12 +29,22 @@ pub(crate) struct Results {
     results: Mutex<Vec<String>>,
     /// An object that also has `result(json)` and `status(line)`.
     progress: Progress,
-    pub(crate) training: Option<Training>,
+    training: Option<Training>,
 }
 
 impl Results {
-    pub(crate) fn new(progress: Option<Py<PyAny>>) -> Self {
-        Self { results: Mutex::default(), progress: Progress::new(progress), training: None }
+    pub(crate) fn new(progress: Progress, training: Option<Training>) -> Self {
+        Self { results: Mutex::default(), progress, training }
+    }
+
+    /// Runs a command of a program with this registry.
+    pub(crate) fn of_command(self, registry: Registry, arguments: Vec<OsString>) -> Result<Called, Raise> {
+        let results = Arc::new(self);
+        let listener = Arc::clone(&results);
+        let arguments = std::iter::once(OsString::from("weightloom")).chain(arguments);
+        let code = app(registry).call(arguments, listener)?;
+        let texts = std::mem::take(&mut *results.results.lock().unwrap_or_else(PoisonError::into_inner));
+        Ok((code, texts))
     }
 }
 
@@ -89,24 +100,12 @@ pub(crate) fn call(
     arguments: Vec<OsString>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Called> {
-    call_with(py, tracker::registry(None), arguments, Results::new(progress))
-}
-
-/// Runs a command of a program with this registry.
-pub(crate) fn call_with(
-    py: Python<'_>,
-    registry: Registry,
-    arguments: Vec<OsString>,
-    results: Results,
-) -> PyResult<Called> {
-    let cancel = Arc::clone(&results.progress.cancel);
-    let results = Arc::new(results);
-    let listener = Arc::clone(&results);
-    let code = interruptible(py, &cancel, move || {
-        let arguments = std::iter::once(OsString::from("weightloom")).chain(arguments);
-        app(registry).call(arguments, listener)
-    })?;
-    let code = code.map_err(Raise::from)?;
-    let texts = std::mem::take(&mut *results.results.lock().unwrap_or_else(PoisonError::into_inner));
-    Ok((code, texts))
+    // The other commands that are called for their results compute nothing.
+    if arguments.first().is_some_and(|command| command == "sway") {
+        check_computing("judge a model")?;
+    }
+    let progress = Progress::new(progress);
+    let cancel = Arc::clone(&progress.cancel);
+    let results = Results::new(progress, None);
+    Ok(interruptible(py, &cancel, move || results.of_command(tracker::registry(None), arguments))??)
 }

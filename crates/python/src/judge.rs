@@ -21,14 +21,14 @@ use weightloom::sway::{
     Backend, Capabilities, JudgeError, JudgeOptions, PreparedSuite, Record, Statistics, Suite, judge,
 };
 
-use crate::callbacks::{Caller, with_callbacks};
+use crate::callbacks::{AfterException, Caller, with_callbacks};
 use crate::errors::Raise;
+use crate::forked::check_computing;
 use crate::live_model::PyLiveModel;
 use crate::progress::Progress;
 
 /// What is judged, and by what.
 #[derive(FromPyObject)]
-#[pyo3(from_item_all)]
 pub(crate) struct Judgement {
     base: String,
     tuned: String,
@@ -51,7 +51,7 @@ pub(crate) struct Judgement {
     trace: Option<PathBuf>,
 }
 
-/// The name of a suite that is no file.
+/// The name of a suite without a file.
 const UNNAMED: &str = "suite";
 
 /// Judges a model in memory, and returns the report as JSON. `model` has `forward`,
@@ -64,10 +64,13 @@ pub(crate) fn judge_live(
     judgement: Judgement,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<String> {
+    check_computing("judge a model")?;
     let progress = Progress::new(progress);
     let cancel = Arc::clone(&progress.cancel);
     let model = Arc::new(model);
-    let judged = with_callbacks(py, &cancel, |caller| judgement.judge(model, caller, &progress))?;
+    let judged = with_callbacks(py, &cancel, AfterException::Fail, |caller| {
+        judgement.judge(model, caller, &progress)
+    })?;
     Ok(judged?)
 }
 

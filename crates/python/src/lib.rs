@@ -49,11 +49,11 @@ mod _weightloom {
     #[pymodule_export]
     use crate::model::{Model, load_model};
     #[pymodule_export]
-    use crate::report::{
-        ReportComparison, compare_reports, report_facts, report_refusals, report_text,
-    };
+    use crate::report::{ReportComparison, compare_reports, report_facts, report_refusals, report_text};
     #[pymodule_export]
     use crate::saver::Saver;
+    #[pymodule_export]
+    use crate::state::compact_json;
     #[pymodule_export]
     use crate::train::{newest_checkpoint, train};
 

@@ -1,7 +1,7 @@
 //! Saves of state dicts, from one process or many.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
@@ -70,7 +70,8 @@ impl Request {
         Ok(Target::parse(&self.target).map_err(Raise::from)?)
     }
 
-    fn options(&self) -> PyResult<SaveOptions> {
+    /// The options, for a saver that keeps this much memory for copies.
+    fn options(&self, kept: u64) -> PyResult<SaveOptions> {
         let format = match self.format.as_str() {
             "native" => SaveFormat::Native,
             "hf" => SaveFormat::HuggingFace,
@@ -96,7 +97,7 @@ impl Request {
             paths,
             ..SaveOptions::default()
         };
-        options.budget = self.budget.unwrap_or_else(|| background_budget(options.budget));
+        options.budget = self.budget.unwrap_or_else(|| background_budget(options.budget).max(kept));
         Ok(options)
     }
 }
@@ -184,9 +185,9 @@ impl Saver {
     ) -> PyResult<Report> {
         let held = Held::new(tensors, values)?;
         let (state, compared) = (held.state()?, held.compared());
-        let (target, options) = (request.target()?, request.options()?);
         let progress = Progress::new(progress);
         let mut saver = self.lock()?;
+        let (target, options) = (request.target()?, request.options(saver.kept_memory())?);
         let (gang, saver) = (&self.gang, &mut *saver);
         let saved = interruptible(py, &progress.cancel, || -> Result<_, Raise> {
             check_replicas(&compared, &**gang)?;
@@ -208,9 +209,9 @@ impl Saver {
     ) -> PyResult<f64> {
         let held = Held::new(tensors, values)?;
         let (state, compared) = (held.state()?, held.compared());
-        let (target, options) = (request.target()?, request.options()?);
         let progress = Arc::new(Progress::new(progress));
         let mut saver = self.lock()?;
+        let (target, options) = (request.target()?, request.options(saver.kept_memory())?);
         let (gang, saver) = (&self.gang, &mut *saver);
         let (cancel, observer) = (Arc::clone(&progress.cancel), Arc::clone(&progress));
         let stall = interruptible(py, &cancel, || -> Result<_, Raise> {

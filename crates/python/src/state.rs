@@ -37,6 +37,13 @@ pub(crate) struct Value {
     pub(crate) bytes: Vec<u8>,
 }
 
+/// JSON as every format writes it: a DCP checkpoint holds values, not texts. `None` if this is
+/// not JSON, as `NaN` is not.
+#[pyfunction]
+pub(crate) fn compact_json(text: &str) -> Option<String> {
+    Some(serde_json::from_str::<serde_json::Value>(text).ok()?.to_string())
+}
+
 fn impossible(name: &str, problem: &dyn std::fmt::Display) -> PyErr {
     wrong(format!("cannot save or load `{name}`: {problem}"), "report this with the tensor's placements")
 }

@@ -9,6 +9,8 @@ use pyo3::prelude::*;
 use weightloom::Registry;
 use weightloom::train::metrics::{Event, MetricsError, Record, Sink, SinkFactory};
 
+use crate::callbacks::{Caller, Ended};
+
 /// Names, and where to look at the metrics of a run.
 const TRACKERS: [(&str, &str, &str); 3] = [
     ("wandb", "Weights & Biases, through the package `wandb`.", "the project on Weights & Biases"),
@@ -16,12 +18,11 @@ const TRACKERS: [(&str, &str, &str); 3] = [
     ("trackio", "Trackio, through the package `trackio`.", "trackio show"),
 ];
 
-/// The registry of our programs: what is built in, and trackers. `trackers` is a
-/// `weightloom._trackers.Trackers`.
-pub(crate) fn registry(trackers: Option<Py<PyAny>>) -> Registry {
-    let trackers = trackers.map(Arc::new);
+/// The registry of our programs: what is built in, and trackers. `caller` is the thread that
+/// uses them; without one, it is that of the first rank.
+pub(crate) fn registry(caller: Option<&Caller>) -> Registry {
     TRACKERS.into_iter().fold(Registry::standard(), |registry, (name, summary, view)| {
-        registry.sink(Tracker { name, summary, view, trackers: trackers.clone() })
+        registry.sink(Tracker { name, summary, view, caller: caller.cloned() })
     })
 }
 
@@ -29,7 +30,7 @@ struct Tracker {
     name: &'static str,
     summary: &'static str,
     view: &'static str,
-    trackers: Option<Arc<Py<PyAny>>>,
+    caller: Option<Caller>,
 }
 
 impl fmt::Debug for Tracker {
@@ -38,22 +39,23 @@ impl fmt::Debug for Tracker {
     }
 }
 
-impl Tracker {
-    /// Calls a method of the trackers.
-    fn call<'py, A>(&self, py: Python<'py>, method: &str, arguments: A) -> PyResult<Bound<'py, PyAny>>
-    where
-        A: pyo3::call::PyCallArgs<'py>,
-    {
-        let trackers = match &self.trackers {
-            Some(trackers) => trackers.bind(py).clone(),
-            None => py.import("weightloom._trackers")?.getattr("Trackers")?.call0()?,
-        };
-        trackers.call_method1(method, arguments)
-    }
+/// Runs code on the thread that uses a tracker.
+fn on_its_thread<T: Send + 'static>(
+    name: &str,
+    caller: Option<&Caller>,
+    code: impl FnOnce(Python<'_>) -> PyResult<T> + Send + 'static,
+) -> Result<T, MetricsError> {
+    let result = match caller {
+        None => Python::attach(code),
+        Some(caller) => caller
+            .call(move |py| Ok(code(py)))
+            .map_err(|Ended| MetricsError::failed(name, "the Python program is ending"))?,
+    };
+    result.map_err(|error| MetricsError::failed(name, error.to_string()))
+}
 
-    fn failed(&self, error: &PyErr) -> MetricsError {
-        MetricsError::failed(self.name, error.to_string())
-    }
+fn module(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
+    py.import("weightloom._trackers")
 }
 
 impl SinkFactory for Tracker {
@@ -66,21 +68,22 @@ impl SinkFactory for Tracker {
     }
 
     fn check(&self) -> Result<(), MetricsError> {
-        let problem = Python::attach(|py| {
-            self.call(py, "problem", (self.name,))?.extract::<Option<(String, String)>>()
+        let name = self.name;
+        let problem = on_its_thread(name, self.caller.as_ref(), move |py| {
+            module(py)?.call_method1("problem", (name,))?.extract::<Option<(String, String)>>()
         });
-        match problem.map_err(|error| self.failed(&error))? {
-            Some((reason, hint)) => {
-                Err(MetricsError::Unavailable { sink: self.name.to_owned(), reason, hint })
-            }
+        match problem? {
+            Some((reason, hint)) => Err(MetricsError::Unavailable { sink: name.to_owned(), reason, hint }),
             None => Ok(()),
         }
     }
 
     fn open(&self, folder: &Path, after: u64) -> Result<Box<dyn Sink>, MetricsError> {
-        let opened = Python::attach(|py| Ok(self.call(py, "open", (self.name, folder, after))?.unbind()));
-        let object = opened.map_err(|error| self.failed(&error))?;
-        Ok(Box::new(TrackedRun { name: self.name, object }))
+        let (name, folder) = (self.name, folder.to_owned());
+        let object = on_its_thread(name, self.caller.as_ref(), move |py| {
+            Ok(module(py)?.call_method1("open_run", (name, folder, after))?.unbind())
+        })?;
+        Ok(Box::new(TrackedRun { name, caller: self.caller.clone(), object: Arc::new(object) }))
     }
 
     fn how_to_view(&self, _: &str) -> String {
@@ -91,22 +94,26 @@ impl SinkFactory for Tracker {
 /// An object with `record(step, numbers, texts)`, `event(json)` and `close()`.
 struct TrackedRun {
     name: &'static str,
-    object: Py<PyAny>,
+    caller: Option<Caller>,
+    object: Arc<Py<PyAny>>,
 }
 
 impl TrackedRun {
-    fn call<A>(&self, method: &str, arguments: A) -> Result<(), MetricsError>
+    fn call<A>(&self, method: &'static str, arguments: A) -> Result<(), MetricsError>
     where
-        A: for<'py> pyo3::call::PyCallArgs<'py>,
+        A: for<'py> pyo3::call::PyCallArgs<'py> + Send + 'static,
     {
-        let called = Python::attach(|py| self.object.bind(py).call_method1(method, arguments).map(drop));
-        called.map_err(|error| MetricsError::failed(self.name, error.to_string()))
+        let object = Arc::clone(&self.object);
+        on_its_thread(self.name, self.caller.as_ref(), move |py| {
+            object.bind(py).call_method1(method, arguments).map(drop)
+        })
     }
 }
 
 impl Sink for TrackedRun {
     fn record(&mut self, record: &Record) -> Result<(), MetricsError> {
-        let numbers: BTreeMap<&str, f64> = record.numbers().collect();
+        let numbers: BTreeMap<String, f64> =
+            record.numbers().map(|(name, value)| (name.to_owned(), value)).collect();
         self.call("record", (record.step, numbers, record.texts.clone()))
     }
 
@@ -119,11 +126,7 @@ impl Sink for TrackedRun {
 
 impl Drop for TrackedRun {
     fn drop(&mut self) {
-        Python::try_attach(|py| {
-            let object = self.object.bind(py);
-            if let Err(error) = object.call_method0("close") {
-                error.write_unraisable(py, Some(object));
-            }
-        });
+        // It says itself what went wrong: the run has ended, and its warnings are told.
+        let _ = self.call("close", ());
     }
 }

@@ -13,9 +13,12 @@ use weightloom::train::callback::{
 use weightloom::train::engine::StepResult;
 use weightloom::train::metrics::Record;
 
-use crate::command::{Called, Results, call_with};
+use crate::callbacks::{AfterException, Caller, Ended, with_callbacks};
+use crate::command::{Called, Results};
 use crate::errors::Raise;
+use crate::forked::check_computing;
 use crate::gang::Gang;
+use crate::progress::Progress;
 use crate::tracker;
 
 /// What a training run takes from Python.
@@ -26,20 +29,18 @@ pub(crate) struct Request {
     hooks: Py<PyAny>,
     /// The methods to call.
     wanted: Vec<String>,
-    trackers: Py<PyAny>,
     gang: Option<Py<Gang>>,
 }
 
 /// What a listener adds to a training run.
 pub(crate) struct Training {
-    hooks: Arc<Py<PyAny>>,
-    wanted: Arc<[String]>,
+    hooks: Hooks,
     pub(crate) gang: Option<Arc<dyn weightloom::gang::Gang>>,
 }
 
 impl Training {
     pub(crate) fn callback(&self) -> Box<dyn Callback> {
-        Box::new(Hooks { object: Arc::clone(&self.hooks), wanted: Arc::clone(&self.wanted) })
+        Box::new(self.hooks.clone())
     }
 }
 
@@ -52,15 +53,18 @@ pub(crate) fn train(
     request: Request,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Called> {
-    let Request { hooks, wanted, trackers, gang } = request;
-    let training = Training {
-        hooks: Arc::new(hooks),
-        wanted: wanted.into(),
-        gang: gang.map(|gang| Arc::clone(&gang.get().engine)),
-    };
-    let mut results = Results::new(progress);
-    results.training = Some(training);
-    call_with(py, tracker::registry(Some(trackers)), arguments, results)
+    check_computing("train")?;
+    let Request { hooks, wanted, gang } = request;
+    let gang = gang.map(|gang| Arc::clone(&gang.get().engine));
+    let progress = Progress::new(progress);
+    let cancel = Arc::clone(&progress.cancel);
+    // After Ctrl-C, callbacks hear of the checkpoint and of the end.
+    let trained = with_callbacks(py, &cancel, AfterException::Call, move |caller| {
+        let registry = tracker::registry(Some(&caller));
+        let hooks = Hooks { caller, object: Arc::new(hooks), wanted: wanted.into() };
+        Results::new(progress, Some(Training { hooks, gang })).of_command(registry, arguments)
+    })?;
+    Ok(trained?)
 }
 
 /// The newest complete checkpoint of the run in a folder.
@@ -70,8 +74,10 @@ pub(crate) fn newest_checkpoint(py: Python<'_>, folder: PathBuf) -> PyResult<Opt
     Ok(found.map_err(Raise::from)?.map(|saved| saved.path))
 }
 
-/// Passes the events of a run on to an object.
+/// Passes the events of a run on to an object, on the thread that began the run.
+#[derive(Clone)]
 struct Hooks {
+    caller: Caller,
     object: Arc<Py<PyAny>>,
     wanted: Arc<[String]>,
 }
@@ -88,15 +94,23 @@ fn unusable(problem: impl ToString) -> TrainError {
 }
 
 impl Hooks {
-    fn call<A>(&self, method: &str, arguments: impl FnOnce() -> Result<A, TrainError>) -> CallbackResult
+    fn call<A>(
+        &self,
+        method: &'static str,
+        arguments: impl FnOnce() -> Result<A, TrainError>,
+    ) -> CallbackResult
     where
-        A: for<'py> pyo3::call::PyCallArgs<'py>,
+        A: for<'py> pyo3::call::PyCallArgs<'py> + Send + 'static,
     {
         if !self.wanted.iter().any(|wanted| wanted == method) {
             return Ok(Control::Continue);
         }
         let arguments = arguments()?;
-        let stops = Python::attach(|py| self.object.bind(py).call_method1(method, arguments)?.is_truthy());
+        let object = Arc::clone(&self.object);
+        let stops = self.caller.call(move |py| {
+            Ok(object.bind(py).call_method1(method, arguments).and_then(|stops| stops.is_truthy()))
+        });
+        let stops = stops.map_err(|Ended| unusable("the Python program is ending"))?;
         Ok(if stops.map_err(unusable)? { Control::Stop } else { Control::Continue })
     }
 }

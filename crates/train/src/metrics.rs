@@ -47,6 +47,12 @@ pub enum SinkKind {
     Jsonl,
     /// TensorBoard event files in `tensorboard/`.
     Tensorboard,
+    /// Weights & Biases, through the Python module and the package `wandb`.
+    Wandb,
+    /// MLflow, through the Python module and the package `mlflow`.
+    Mlflow,
+    /// Trackio, through the Python module and the package `trackio`.
+    Trackio,
     /// One that the program has registered with [`MetricSinks`].
     #[serde(untagged)]
     #[schemars(skip)]
@@ -59,6 +65,9 @@ impl SinkKind {
         match self {
             Self::Jsonl => "jsonl",
             Self::Tensorboard => "tensorboard",
+            Self::Wandb => "wandb",
+            Self::Mlflow => "mlflow",
+            Self::Trackio => "trackio",
             Self::Registered(name) => name,
         }
     }

@@ -11,6 +11,7 @@ use super::open_target::{FolderFiles, OpenTarget, WriteAccess};
 use super::redistribute::Redistributed;
 use super::sequential::SequentialWriter;
 use super::shared_upload::upload_shared;
+use super::staging::Staging;
 use crate::chunk_sums::ChunkSums;
 use crate::collective_result;
 use crate::error::CheckpointError;
@@ -92,6 +93,7 @@ impl<'a> WriteBatch<'a> {
         self,
         context: WriteContext<'_>,
         options: &SaveOptions,
+        staging: &mut Staging,
     ) -> Result<WriteBatch<'static>, CheckpointError> {
         let total: u64 = self.items.iter().map(|(_, bytes)| bytes.to_copy()).sum();
         // A file that is written in order is written either now or later.
@@ -121,7 +123,7 @@ impl<'a> WriteBatch<'a> {
                 rest.push((item, bytes));
             }
         }
-        let items = copy_all(staged, options.threads)?;
+        let items = staging.copy(staged, options.threads.unwrap_or_else(cores))?;
         let done = match rest.is_empty() {
             true => None,
             false => Some(WriteBatch { items: rest, done: None }.write_unsynced(context)?),
@@ -152,7 +154,9 @@ impl<'a> WriteBatch<'a> {
         let chunks = chunks_of(&items, target);
         match target.access() {
             WriteAccess::Random(files) => {
-                write_in_place(&chunks?, files, &sums, threads.unwrap_or_else(cores), observer)?;
+                let mut chunks = chunks?;
+                begin_apart(&mut chunks, gang.rank(), gang.size());
+                write_in_place(&chunks, files, &sums, threads.unwrap_or_else(cores), observer)?;
             }
             WriteAccess::OwnFile(files) => {
                 write_in_order(&chunks?, files.whole_writer(), &sums, observer)?;
@@ -177,6 +181,21 @@ fn chunks_of<'a>(
     }
     chunks.sort_by_key(|chunk| (chunk.file, chunk.offset));
     Ok(chunks)
+}
+
+/// Rotates chunks so that each rank begins in another file: a file system lets one process at
+/// a time write to a file.
+fn begin_apart(chunks: &mut [WriteChunk<'_>], rank: usize, ranks: usize) {
+    let total: u64 = chunks.iter().map(|chunk| chunk.bytes.len() as u64).sum();
+    let share = total / ranks as u64 * rank as u64;
+    let (mut nearest, mut distance, mut before) = (0, share, 0);
+    for (number, pair) in chunks.windows(2).enumerate() {
+        before += pair[0].bytes.len() as u64;
+        if pair[0].file != pair[1].file && before.abs_diff(share) < distance {
+            (nearest, distance) = (number + 1, before.abs_diff(share));
+        }
+    }
+    chunks.rotate_left(nearest);
 }
 
 /// Hashes and writes chunks from the first to the last.
@@ -268,41 +287,6 @@ fn write_group(
 
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-type StaticItems = Vec<(WriteItem, Bytes<'static>)>;
-
-/// Copies on several threads, which share the page faults of new memory.
-fn copy_all(
-    items: Vec<(WriteItem, Bytes<'_>)>,
-    threads: Option<usize>,
-) -> Result<StaticItems, DeviceReadError> {
-    let threads = threads.unwrap_or_else(cores).max(1);
-    let total: usize = items.iter().map(|(_, bytes)| bytes.len()).sum();
-    let share = total.div_ceil(threads).max(1);
-    let mut shares: Vec<Vec<(WriteItem, Bytes<'_>)>> = vec![Vec::new()];
-    let mut size = 0;
-    for item in items {
-        if size >= share {
-            shares.push(Vec::new());
-            size = 0;
-        }
-        size += item.1.len();
-        if let Some(last) = shares.last_mut() {
-            last.push(item);
-        }
-    }
-    let copy = |share: Vec<(WriteItem, Bytes<'_>)>| -> Result<StaticItems, DeviceReadError> {
-        share.into_iter().map(|(item, bytes)| Ok((item, bytes.into_static()?))).collect()
-    };
-    std::thread::scope(|scope| {
-        let others: Vec<_> = shares.drain(1..).map(|share| scope.spawn(move || copy(share))).collect();
-        let mut copied = shares.pop().map(copy).transpose()?.unwrap_or_default();
-        for other in others {
-            copied.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
-        }
-        Ok(copied)
-    })
 }
 
 /// Contiguous bytes of a file.
@@ -409,4 +393,33 @@ fn split_into_chunks<'a>(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_begin_in_different_files() {
+        let bytes = [0; 100];
+        let order = |sizes: &[(usize, usize)], rank: usize, ranks: usize| -> Vec<usize> {
+            let chunk = |(number, &(file, size)): (usize, &(usize, usize))| {
+                let (bytes, position) = (ChunkBytes::Host(&bytes[..size]), number as u64);
+                WriteChunk { file, offset: 0, bytes, name: "w", position }
+            };
+            let mut chunks: Vec<WriteChunk<'_>> = sizes.iter().enumerate().map(chunk).collect();
+            begin_apart(&mut chunks, rank, ranks);
+            chunks.iter().map(|chunk| chunk.position as usize).collect()
+        };
+        let even = [(0, 10), (0, 10), (1, 10), (1, 10)];
+        assert_eq!(order(&even, 0, 2), [0, 1, 2, 3]);
+        assert_eq!(order(&even, 1, 2), [2, 3, 0, 1]);
+        // The boundary that is nearest.
+        let uneven = [(0, 30), (1, 20), (1, 5), (2, 50)];
+        assert_eq!(order(&uneven, 1, 4), [1, 2, 3, 0]);
+        assert_eq!(order(&uneven, 2, 4), [3, 0, 1, 2]);
+        // A single file, and nothing.
+        assert_eq!(order(&[(0, 1), (0, 2)], 1, 2), [0, 1]);
+        assert!(order(&[], 1, 2).is_empty());
+    }
 }

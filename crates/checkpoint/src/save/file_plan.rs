@@ -9,7 +9,7 @@ use super::SaveOptions;
 use super::batch::WriteBatch;
 use super::target::{SaveFormat, Target, TargetError};
 use crate::error::CheckpointError;
-use crate::file_layout::{FileLayout, PlannedFile, TensorLocation};
+use crate::file_layout::{FileLayout, PlannedFile, TensorLocation, bytes_of};
 use crate::formats::dcp::{self, DcpItem, DcpRank, DcpValue, METADATA_FILE};
 use crate::formats::native::{chunk_metadata, chunks_file};
 use crate::manifest::{EntryKind, FileSharing, MANIFEST_FILE};
@@ -91,28 +91,31 @@ impl FilePlan {
             (SaveFormat::Dcp, _) => Self::dcp(batch, stored, context.rank)?,
             (SaveFormat::Native, Target::Objects(_)) => Self::per_rank(batch, context),
             (SaveFormat::Native, Target::Folder(_)) if options.assets.contains_key(ADAPTER_CONFIG) => {
-                Self::shared(stored, SaveFormat::Peft, options.shard_size)
+                Self::shared(stored, SaveFormat::Peft, options, context.world)
             }
-            (format, _) => Self::shared(stored, format, options.shard_size),
+            (format, _) => Self::shared(stored, format, options, context.world),
         };
         plan.check_names(stored, options)?;
         Ok(plan)
     }
 
     /// Files that all ranks share: first the model's, then the others.
-    fn shared(stored: &StoredEntries, format: SaveFormat, shard_size: u64) -> Self {
-        let files_of = |section: Section, stem: &str, shard_size: u64| {
-            let tensors = stored.iter().filter(|(_, entry)| entry.section == section);
-            let tensors = tensors.map(|(name, entry)| (name.as_str(), entry.dtype, &entry.shape));
-            FileLayout::of_tensors(stem, tensors, shard_size)
+    fn shared(stored: &StoredEntries, format: SaveFormat, options: &SaveOptions, world: usize) -> Self {
+        let tensors_of = |section: Section| {
+            let tensors = stored.iter().filter(move |(_, entry)| entry.section == section);
+            tensors.map(|(name, entry)| (name.as_str(), entry.dtype, &entry.shape))
+        };
+        let files_of = |section: Section, stem: &str| {
+            let bytes = tensors_of(section).map(|(_, dtype, shape)| bytes_of(dtype, shape)).sum();
+            FileLayout::of_tensors(stem, tensors_of(section), options.file_size(bytes, world))
         };
         // PEFT reads a single file.
         let mut files = match format {
-            SaveFormat::Peft => files_of(Section::Model, "adapter_model", u64::MAX),
-            _ => files_of(Section::Model, "model", shard_size),
+            SaveFormat::Peft => FileLayout::of_tensors("adapter_model", tensors_of(Section::Model), u64::MAX),
+            _ => files_of(Section::Model, "model"),
         };
         let index_file = files.folder_index();
-        files.join(files_of(Section::Training, "training", shard_size));
+        files.join(files_of(Section::Training, "training"));
         let parts = PartLocations::new();
         Self { sharing: FileSharing::Shared, files, parts, dcp: None, frame: Vec::new(), index_file }
     }

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use weightloom_checkpoint::plan::{LoadState, Slot};
 use weightloom_checkpoint::{
     Bytes, CheckpointError, ConvertOptions, Leaf, LeafValue, LoadOptions, LocalTensor, MemoryStorage,
-    PathSegment, ReadOptions, SaveFormat, SaveOptions, Saver, Section, Sharding, Source, Target, TensorSpec,
-    Tree, convert, flatten, load,
+    ModelPart, PathSegment, ReadOptions, SaveFormat, SaveOptions, Saver, Section, Sharding, Source, State,
+    Storage, Target, TensorSpec, Tree, convert, fingerprint, flatten, load,
 };
 use weightloom_gang::{Gang, GangOptions, solo, threads};
 use weightloom_layout::{DType, Region, Shape};
@@ -123,6 +123,41 @@ fn a_conversion_keeps_the_tree() {
         let tree = converted.read_tree(&ReadOptions::default(), &()).unwrap();
         assert_eq!(show(&tree), show(&training_state()), "{from:?} to {to:?}");
     }
+}
+
+/// A state as the Python module names it: the model's tensors as transformers knows them.
+#[test]
+fn torch_finds_a_nested_model_in_dcp_which_keeps_its_names() {
+    let storage = Arc::new(MemoryStorage::default());
+    let target = Target::Objects(Arc::clone(&storage) as _);
+    let names = ["lm_head.weight", "model.norm.weight", "optimizer.step"];
+    let key = |key: &str| PathSegment::Key(key.to_owned());
+    let mut state = State::new();
+    for (name, element) in names.into_iter().zip([1.0f32, 2.0, 3.0]) {
+        let bytes = Bytes::Owned(element.to_le_bytes().to_vec());
+        let section = if name == names[2] { Section::Training } else { Section::Model };
+        let value = LeafValue::Tensor(LocalTensor { spec: spec(1), bytes });
+        state.insert(name, Leaf { section, value });
+    }
+    state.value("epoch", &3).unwrap();
+    let paths = BTreeMap::from([
+        (names[0].to_owned(), vec![key("model"), key(names[0])]),
+        (names[1].to_owned(), vec![key("model"), key(names[1])]),
+        (names[2].to_owned(), vec![key("optimizer"), key("step")]),
+    ]);
+    let options = SaveOptions { format: SaveFormat::Dcp, paths, ..SaveOptions::default() };
+    let report =
+        Saver::new(solo(GangOptions::default())).unwrap().save(&state, &target, &options, &()).unwrap();
+    let metadata = storage.read_all(".metadata", 1 << 20).unwrap();
+    let has = |text: &str| metadata.windows(text.len()).any(|window| window == text.as_bytes());
+    assert!(has("model.lm_head.weight") && has("model.model.norm.weight"));
+    assert!(!has("model.optimizer.step") && !has("model.epoch"));
+    let source = Source::open_folder(storage).unwrap();
+    assert_eq!(source.index.tensors().keys().collect::<Vec<_>>(), names);
+    assert_eq!(fingerprint(&source, &()).unwrap().fingerprint, report.fingerprint);
+    let part = ModelPart::find(&source).unwrap();
+    assert_eq!(part.source.index.tensors().keys().collect::<Vec<_>>(), names[..2].iter().collect::<Vec<_>>());
+    assert_eq!(part.left_out, ["optimizer.step", "epoch"]);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use bytemuck::{Pod, Zeroable};
 
 use super::envelope::{Envelope, Purpose};
+use super::failure;
 use super::inbox::WaitError;
 use super::{Transport, TransportError};
 use crate::call::Signature;
@@ -22,6 +23,10 @@ const GRACE: Duration = Duration::from_secs(1);
 
 /// The longest silence before a waiting rank announces itself.
 const SILENCE: Duration = Duration::from_millis(500);
+
+/// How often a waiting rank announces itself again: a transport notices by messages that
+/// the other end is gone.
+pub(super) const REPEAT: Duration = Duration::from_secs(2);
 
 /// The state of a rank and its subtree; from the parent, the result for all.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -52,9 +57,9 @@ pub(super) struct Participants<'a> {
     pub(super) options: GangOptions,
 }
 
-/// Announces this rank once, if a wait takes long.
+/// Announces this rank if a wait takes long.
 struct Announcement {
-    due: Option<Instant>,
+    due: Instant,
 }
 
 impl Participants<'_> {
@@ -83,7 +88,7 @@ impl Participants<'_> {
             [2 * self.rank + 1, 2 * self.rank + 2].into_iter().filter(|&child| child < size).collect();
         let neighbours: Vec<usize> = children.iter().copied().chain(parent).collect();
         let silence = SILENCE.min(self.options.timeout / 4);
-        let mut announcement = Announcement { due: Some(Instant::now() + silence) };
+        let mut announcement = Announcement { due: Instant::now() + silence };
         let mut present = Vec::with_capacity(2);
         for &child in &children {
             match self.hear(child, Purpose::Report, &neighbours, &mut announcement, call)? {
@@ -139,25 +144,30 @@ impl Participants<'_> {
     ) -> Result<Option<Report>, GangError> {
         let (inbox, sender) = (self.transport.inbox(), self.members[from]);
         let (wanted, present) = (self.envelope(purpose), self.envelope(Purpose::Present));
-        let mut is_present = false;
+        let (mut is_present, mut is_extended) = (false, false);
         let mut deadline = self.options.deadline() + GRACE;
         loop {
-            let until = announcement.due.map_or(deadline, |due| due.min(deadline));
-            let heard = inbox.wait(until, |arrived| {
-                is_present |= arrived.take(present, sender).is_some();
+            let until = announcement.due.min(deadline);
+            let heard = inbox.wait(self.gang, until, |arrived| {
+                while arrived.take(present, sender).is_some() {
+                    is_present = true;
+                }
                 arrived.take(wanted, sender)
             });
             match heard {
                 Ok(message) => return Ok(bytemuck::try_pod_read_unaligned(message.bytes()).ok()),
                 Err(WaitError::Lost(error)) => return Err(self.lost(from, call, &error)),
+                Err(WaitError::Failed { process, notice }) => {
+                    return Err(failure::decoded(self.transport.engine(), process, &notice));
+                }
                 Err(WaitError::Deadline) if until < deadline => {
-                    announcement.due = None;
+                    announcement.due = Instant::now() + REPEAT;
                     for &neighbour in neighbours {
                         self.send(neighbour, Purpose::Present, &[], call)?;
                     }
                 }
-                Err(WaitError::Deadline) if is_present => {
-                    is_present = false;
+                Err(WaitError::Deadline) if is_present && !is_extended => {
+                    is_extended = true;
                     let levels = self.members.len().ilog2() + 2;
                     let extended = GangOptions { timeout: self.options.timeout.saturating_mul(levels) };
                     deadline = extended.deadline() + GRACE * levels;

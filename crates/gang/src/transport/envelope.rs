@@ -27,6 +27,8 @@ pub(super) enum Purpose {
     Data = 4,
     /// A message of a user.
     Mail = 5,
+    /// The sender's gang has failed, and why.
+    Failed = 6,
 }
 
 /// Bytes of an envelope.

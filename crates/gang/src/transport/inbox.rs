@@ -7,7 +7,7 @@ use std::time::Instant;
 use rustc_hash::FxHashMap;
 
 use super::TransportError;
-use super::envelope::{Envelope, LENGTH};
+use super::envelope::{Envelope, LENGTH, Purpose};
 
 /// Messages that have arrived at a process and wait for their call.
 #[derive(Debug, Default)]
@@ -21,6 +21,8 @@ pub struct Inbox {
 pub(super) struct Arrived {
     waiting: FxHashMap<(Envelope, usize), VecDeque<Message>>,
     lost: Option<TransportError>,
+    /// Gangs by number that failed on other ranks: the first such rank, and why.
+    failed: FxHashMap<u64, (usize, Vec<u8>)>,
 }
 
 /// A message with its envelope.
@@ -38,6 +40,11 @@ impl Message {
 pub(super) enum WaitError {
     Deadline,
     Lost(TransportError),
+    /// The gang failed on another process.
+    Failed {
+        process: usize,
+        notice: Vec<u8>,
+    },
 }
 
 impl Inbox {
@@ -47,7 +54,12 @@ impl Inbox {
         let Some(envelope) = message.get(..LENGTH) else { return };
         let envelope = bytemuck::pod_read_unaligned(envelope);
         let mut arrived = self.lock();
-        arrived.waiting.entry((envelope, from)).or_default().push_back(Message(message));
+        let Envelope { gang, purpose, .. } = envelope;
+        if purpose == Purpose::Failed as u64 {
+            arrived.failed.entry(gang).or_insert((from, message[LENGTH..].to_vec()));
+        } else {
+            arrived.waiting.entry((envelope, from)).or_default().push_back(Message(message));
+        }
         self.changed.notify_all();
     }
 
@@ -67,9 +79,16 @@ impl Inbox {
         self.arrived.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `find` returns something.
+    /// Whether a gang has failed on another process.
+    pub(super) fn has_failed(&self, gang: u64) -> bool {
+        self.lock().failed.contains_key(&gang)
+    }
+
+    /// Waits until `find` returns something, or the gang of this number fails on another
+    /// process.
     pub(super) fn wait<T>(
         &self,
+        gang: u64,
         deadline: Instant,
         mut find: impl FnMut(&mut Arrived) -> Option<T>,
     ) -> Result<T, WaitError> {
@@ -77,6 +96,9 @@ impl Inbox {
         loop {
             if let Some(found) = find(&mut arrived) {
                 return Ok(found);
+            }
+            if let Some((process, notice)) = arrived.failed.get(&gang) {
+                return Err(WaitError::Failed { process: *process, notice: notice.clone() });
             }
             if let Some(lost) = &arrived.lost {
                 return Err(WaitError::Lost(lost.clone()));

@@ -9,6 +9,7 @@ use weightloom_layout::DType;
 use super::Transport;
 use super::agree::{Participants, lost};
 use super::envelope::{Envelope, Purpose, mix};
+use super::failure;
 use super::inbox::WaitError;
 use super::transfer::Exchange;
 use crate::call::{Call, Signature, Transfer};
@@ -72,8 +73,26 @@ impl TransportRank {
         }
     }
 
+    /// Keeps the first failure, and sends it to the others: they may wait for this rank, or
+    /// will in their next call.
     fn fail(&self, error: GangError) -> GangError {
-        self.failure.get_or_init(|| error).clone()
+        let is_known = matches!(error, GangError::Mismatch { .. } | GangError::CountMismatch { .. })
+            || self.transport.inbox().has_failed(self.gang);
+        let mut is_first = false;
+        let failure = self.failure.get_or_init(|| {
+            is_first = true;
+            error
+        });
+        if is_first && !is_known {
+            let envelope = Envelope { gang: self.gang, call: 0, purpose: Purpose::Failed as u64 };
+            let notice = failure::encoded(failure);
+            let parts = [bytemuck::bytes_of(&envelope), &notice];
+            for &member in self.members.iter().filter(|&&member| member != self.members[self.rank]) {
+                // It may be the one that is gone.
+                let _ = self.transport.send(member, &parts);
+            }
+        }
+        failure.clone()
     }
 
     fn check_failure(&self) -> Result<(), GangError> {
@@ -147,7 +166,7 @@ impl TransportRank {
     /// Posts the messages of users that have arrived, and returns that of a ticket.
     fn next_mail(&self, ticket: &Ticket, deadline: std::time::Instant) -> Result<Message, WaitError> {
         let envelope = Envelope { gang: self.gang, call: 0, purpose: Purpose::Mail as u64 };
-        self.transport.inbox().wait(deadline, |arrived| {
+        self.transport.inbox().wait(self.gang, deadline, |arrived| {
             for (from, &sender) in self.members.iter().enumerate() {
                 while let Some(message) = arrived.take(envelope, sender) {
                     let Some((header, bytes)) = message.bytes().split_at_checked(size_of::<MailHeader>())
@@ -229,6 +248,7 @@ impl Gang for TransportRank {
                 GangError::Timeout { ranks: vec![from], call, after: self.options.timeout }
             }
             WaitError::Lost(error) => lost(self.engine(), from, &call, &error),
+            WaitError::Failed { process, notice } => failure::decoded(self.engine(), process, &notice),
         })
     }
 

@@ -1,10 +1,13 @@
 //! The data movement of collectives, after all ranks have agreed on the call.
 
+use std::time::Instant;
+
 use weightloom_layout::{DType, ReduceOp};
 
 use super::Transport;
-use super::agree::lost;
-use super::envelope::Envelope;
+use super::agree::{REPEAT, lost};
+use super::envelope::{Envelope, Purpose};
+use super::failure;
 use super::inbox::{Message, WaitError};
 use crate::call::{Signature, Transfer};
 use crate::element::{Elements, ElementsMut};
@@ -73,19 +76,30 @@ impl Exchange<'_> {
     }
 
     fn receive(&self, from: usize) -> Result<Message, GangError> {
-        let sender = self.members[from];
-        let heard = self
-            .transport
-            .inbox()
-            .wait(self.options.deadline(), |arrived| arrived.take(self.envelope, sender));
-        heard.map_err(|error| match error {
-            WaitError::Lost(error) => lost(self.transport.engine(), sender, self.signature.name(), &error),
-            WaitError::Deadline => GangError::Timeout {
-                ranks: vec![sender],
-                call: self.signature.to_string(),
-                after: self.options.timeout,
-            },
-        })
+        let (sender, engine) = (self.members[from], self.transport.engine());
+        let (deadline, present) =
+            (self.options.deadline(), Envelope { purpose: Purpose::Present as u64, ..self.envelope });
+        loop {
+            let until = deadline.min(Instant::now() + REPEAT);
+            let inbox = self.transport.inbox();
+            match inbox.wait(self.envelope.gang, until, |arrived| arrived.take(self.envelope, sender)) {
+                Ok(message) => return Ok(message),
+                Err(WaitError::Deadline) if until < deadline => {
+                    let sent = self.transport.send(sender, &[bytemuck::bytes_of(&present)]);
+                    sent.map_err(|error| lost(engine, sender, self.signature.name(), &error))?;
+                }
+                Err(WaitError::Deadline) => {
+                    let (ranks, call) = (vec![sender], self.signature.to_string());
+                    return Err(GangError::Timeout { ranks, call, after: self.options.timeout });
+                }
+                Err(WaitError::Lost(error)) => {
+                    return Err(lost(engine, sender, self.signature.name(), &error));
+                }
+                Err(WaitError::Failed { process, notice }) => {
+                    return Err(failure::decoded(engine, process, &notice));
+                }
+            }
+        }
     }
 
     /// Receives bytes of a length that the ranks have agreed on.

@@ -176,8 +176,7 @@ impl<M: LiveModel> LiveBackend<M> {
             notes,
             identity: None,
         };
-        let limits =
-            SequenceLimits { vocabulary: about.vocabulary, max_positions: about.max_positions };
+        let limits = SequenceLimits { vocabulary: about.vocabulary, max_positions: about.max_positions };
         Self { model, description, layers, limits, text, chat_support, options }
     }
 
@@ -237,7 +236,13 @@ impl<M: LiveModel> Backend for LiveBackend<M> {
             }
         }
         scoring::score_all(&mut self.model, &scores, (&self.limits, &self.options), &mut sink)?;
-        generation::generate_all(&mut self.model, &self.text, &generations, (&self.limits, &self.options), &mut sink)
+        generation::generate_all(
+            &mut self.model,
+            &self.text,
+            &generations,
+            (&self.limits, &self.options),
+            &mut sink,
+        )
     }
 
     fn layers(&self) -> Vec<String> {

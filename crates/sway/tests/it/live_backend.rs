@@ -84,8 +84,7 @@ impl LiveModel for Live {
             let all: Vec<(usize, usize)> = (0..asked.tokens.len()).map(|position| (row, position)).collect();
             let logits = output.logits(&all).unwrap().cast(DType::F32).unwrap();
             let width = logits.shape()[1];
-            let logprobs: Vec<f32> =
-                logits.log_softmax(1).unwrap().full_tensor().unwrap().to_vec().unwrap();
+            let logprobs: Vec<f32> = logits.log_softmax(1).unwrap().full_tensor().unwrap().to_vec().unwrap();
             let logits: Vec<f32> = logits.full_tensor().unwrap().to_vec().unwrap();
             let scored = asked.scored_from..asked.tokens.len();
             ForwardOutput {
@@ -173,12 +172,8 @@ fn a_live_model_answers_like_its_saved_files() {
     let questions = questions();
     let expected = ask(&mut local, &questions);
     assert!(expected.iter().filter(|answer| answer.is_ok()).count() > 90);
-    let small = LiveOptions {
-        max_batch_tokens: 1,
-        max_batch_size: 1,
-        max_row_bytes: 1,
-        ..LiveOptions::default()
-    };
+    let small =
+        LiveOptions { max_batch_tokens: 1, max_batch_size: 1, max_row_bytes: 1, ..LiveOptions::default() };
     for options in [LiveOptions::default(), small] {
         let found = ask(&mut live(options), &questions);
         for ((question, found), expected) in questions.iter().zip(&found).zip(&expected) {

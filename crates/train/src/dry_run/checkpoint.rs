@@ -28,9 +28,10 @@ impl Contents {
         of.values().map(|shape| shape.volume() as u64 * STORAGE_DTYPE.size() as u64).sum()
     }
 
-    fn files(stem: &str, of: &BTreeMap<String, Shape>) -> usize {
+    fn files(stem: &str, of: &BTreeMap<String, Shape>, ranks: usize) -> usize {
         let tensors = of.iter().map(|(name, shape)| (name.as_str(), STORAGE_DTYPE, shape));
-        FileLayout::of_tensors(stem, tensors, SaveOptions::default().shard_size).files.len()
+        let most = SaveOptions::default().file_size(Self::bytes(of), ranks);
+        FileLayout::of_tensors(stem, tensors, most).files.len()
     }
 }
 
@@ -61,7 +62,8 @@ pub(super) fn report(context: &RunContext<'_>, kinds: &[usize]) -> Result<Checkp
         bytes: model_bytes + training,
         model_bytes,
         tensors: contents.model.len() + contents.training.len(),
-        files: Contents::files("model", &contents.model) + Contents::files("training", &contents.training),
+        files: Contents::files("model", &contents.model, context.world)
+            + Contents::files("training", &contents.training, context.world),
         items,
         most_of_a_rank: written.iter().copied().max().unwrap_or(0),
         mean_of_ranks: total as f64 / context.world as f64,

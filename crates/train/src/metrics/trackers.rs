@@ -19,7 +19,7 @@ pub(super) struct Tracker {
 pub(super) static TRACKERS: [Tracker; 3] = [
     Tracker {
         name: "wandb",
-        summary: "Weights & Biases, through the Python module of Weightloom and the package `wandb`.",
+        summary: "Weights & Biases, through the Python module and the package `wandb`.",
     },
     Tracker { name: "mlflow", summary: "MLflow, through the Python module and the package `mlflow`." },
     Tracker { name: "trackio", summary: "Trackio, through the Python module and the package `trackio`." },

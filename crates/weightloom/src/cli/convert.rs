@@ -8,8 +8,8 @@ use globset::{Glob, GlobSet, GlobSetBuilder};
 use serde::Serialize;
 use weightloom::Registry;
 use weightloom::checkpoint::{
-    CheckpointError, ConvertOptions, Fingerprint, Format, ModelPart, SaveFormat, SaveOptions, Source,
-    Target, convert,
+    CheckpointError, ConvertOptions, Fingerprint, Format, ModelPart, SaveFormat, SaveOptions, Source, Target,
+    convert,
 };
 use weightloom::errors::Hint;
 use weightloom::hub::{HubError, folder_files};

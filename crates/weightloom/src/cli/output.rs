@@ -73,7 +73,7 @@ impl Output {
         self.show_styled(result, |result| escaped(&text(result)).into_owned())
     }
 
-    /// Prints a result that is a text in a format of its own.
+    /// Prints a result that is already text, such as JSON or Markdown.
     pub(super) fn show_text(self, text: &str) -> Result<ExitCode, Failure> {
         written(self.write_stdout(&escaped(text.trim_end())))
     }

@@ -54,7 +54,9 @@ fn workspace() -> BTreeMap<String, BTreeSet<String>> {
         let internal = dependencies
             .filter(|dependency| dependency["kind"].is_null())
             .filter_map(|dependency| {
-                dependency["name"].as_str()?.strip_prefix("weightloom-").map(str::to_owned)
+                let name = dependency["name"].as_str()?;
+                let internal = name.strip_prefix("weightloom-").or((name == "weightloom").then_some(name));
+                internal.map(str::to_owned)
             })
             .collect();
         crates.insert(folder, internal);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::Value as Json;
 use weightloom_layout::{DType, Region, Shape};
 
 use super::records::{Chunk, Description, StorageInfo, TensorRecord, describe};
@@ -62,14 +63,37 @@ pub fn read_folder(storage: &dyn Storage, descriptions: &[&str]) -> Result<Index
     let mut files = Files { storage, stored: Vec::new(), ids: BTreeMap::new() };
     let blobs = find_blobs(&description, &mut files)?;
     let tensors = find_tensors(&description, &mut files)?;
+    let (tensors, blobs) = (renamed(tensors, &description)?, renamed(blobs, &description)?);
     let index = Index::new(Format::Dcp, files.stored, tensors)?.with_blobs(blobs)?;
     Ok(index.with_metadata(notes(&description)))
+}
+
+/// Entries under the names that they were saved with.
+fn renamed<T>(
+    entries: BTreeMap<String, T>,
+    description: &Description<'_>,
+) -> Result<BTreeMap<String, T>, CheckpointError> {
+    let mut renamed = BTreeMap::new();
+    for (torch_name, entry) in entries {
+        let name = description.own_name(&torch_name).to_owned();
+        if renamed.insert(name.clone(), entry).is_some() {
+            return Err(CheckpointError::format(METADATA_FILE, DcpError::Twice { name }));
+        }
+    }
+    Ok(renamed)
 }
 
 /// Metadata for the index: version and paths.
 fn notes(description: &Description<'_>) -> BTreeMap<String, String> {
     let version = description.version.map(|version| ("dcp.version".to_owned(), version.to_owned()));
-    let paths = Some(&description.paths).filter(|paths| !paths.is_null());
+    let paths = match &description.paths {
+        Json::Null => None,
+        Json::Object(paths) => {
+            let own = |(name, path): (&String, &Json)| (description.own_name(name).to_owned(), path.clone());
+            Some(Json::Object(paths.iter().map(own).collect()))
+        }
+        other => Some(other.clone()),
+    };
     version.into_iter().chain(paths.map(|paths| (PATHS.to_owned(), paths.to_string()))).collect()
 }
 

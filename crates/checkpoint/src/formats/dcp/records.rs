@@ -18,9 +18,22 @@ pub(super) struct Description<'a> {
     pub(super) version: Option<&'a str>,
     /// The paths of flattened names.
     pub(super) paths: Json,
+    /// Names in the checkpoint that was saved, where torch's are others.
+    pub(super) own_names: FxHashMap<&'a str, &'a str>,
 }
 
+/// The field of `.metadata` with the names that are not torch's. Only we write it.
+pub(super) const OWN_NAMES: &str = "weightloom_names";
+
+/// The field of `.metadata` with the names of empty dicts. Only we write it.
+pub(super) const EMPTY_DICTS: &str = "weightloom_empty_dicts";
+
 impl Description<'_> {
+    /// The name that an entry was saved with.
+    pub(super) fn own_name<'n>(&'n self, torch_name: &'n str) -> &'n str {
+        self.own_names.get(torch_name).copied().unwrap_or(torch_name)
+    }
+
     /// Adds the metadata of another rank. Shared entries count once.
     pub(super) fn merge(&mut self, other: Self) -> Result<(), DcpError> {
         let mut known: FxHashMap<&str, usize> = FxHashMap::default();
@@ -41,6 +54,7 @@ impl Description<'_> {
         for (key, place) in other.places {
             self.places.entry(key).or_insert(place);
         }
+        self.own_names.extend(other.own_names);
         self.values.extend(other.values);
         self.values.sort_unstable();
         self.values.dedup();
@@ -106,7 +120,15 @@ pub(super) fn describe<'a>(pickle: &Pickle<'a>) -> Result<Description<'a>, Forma
         Value::None => None,
         version => Some(version.text().ok_or_else(|| FieldOwner::Description.malformed("version"))?),
     };
-    Ok(Description { tensors, values, places, version, paths })
+    for (name, _) in pickle.pairs(field(EMPTY_DICTS)).unwrap_or_default() {
+        values.push(name.text().ok_or_else(|| FieldOwner::Description.malformed(EMPTY_DICTS))?);
+    }
+    let mut own_names = FxHashMap::default();
+    for (torch_name, name) in pickle.pairs(field(OWN_NAMES)).unwrap_or_default() {
+        let malformed = || FieldOwner::Description.malformed(OWN_NAMES);
+        own_names.insert(torch_name.text().ok_or_else(malformed)?, name.text().ok_or_else(malformed)?);
+    }
+    Ok(Description { tensors, values, places, version, paths, own_names })
 }
 
 /// The entry that a field belongs to, for errors.

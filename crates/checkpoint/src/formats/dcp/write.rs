@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use weightloom_layout::{DType, Region, Shape, check_tiling};
 
+use super::records::{EMPTY_DICTS, OWN_NAMES};
 use super::value::{FIXED, PICKLE, write_value};
 use super::{DcpError, MAX_CUT_DIMS};
 use crate::formats::FormatError;
@@ -218,6 +219,14 @@ struct Gathered<'a> {
     parts: Vec<(&'a Region, Stored)>,
 }
 
+/// A value with its location.
+struct StoredValue {
+    place: Stored,
+    /// An empty dict, which torch does not look for: it takes a checkpoint that lists one for
+    /// an old one.
+    is_empty_dict: bool,
+}
+
 /// The location of an item.
 struct Stored {
     rank: usize,
@@ -235,11 +244,13 @@ pub fn metadata(ranks: &[DcpRank]) -> Result<Vec<u8>, FormatError> {
 /// dicts.
 pub fn metadata_with_paths(ranks: &[DcpRank], paths: &Paths) -> Result<Vec<u8>, FormatError> {
     let mut tensors: BTreeMap<&str, Gathered<'_>> = BTreeMap::new();
-    let mut values: BTreeMap<&str, Stored> = BTreeMap::new();
+    let mut values: BTreeMap<&str, StoredValue> = BTreeMap::new();
     for (rank, contents) in ranks.iter().enumerate() {
         let file = contents.lay_out()?;
         for (value, (offset, bytes)) in contents.values.iter().zip(&file.values) {
-            let stored = Stored { rank, offset: *offset, length: bytes.len() as u64 };
+            let place = Stored { rank, offset: *offset, length: bytes.len() as u64 };
+            let is_empty_dict = value.value.as_object().is_some_and(serde_json::Map::is_empty);
+            let stored = StoredValue { place, is_empty_dict };
             if values.insert(&value.name, stored).is_some() {
                 return Err(DcpError::Twice { name: value.name.clone() }.into());
             }
@@ -266,13 +277,31 @@ pub fn metadata_with_paths(ranks: &[DcpRank], paths: &Paths) -> Result<Vec<u8>, 
         check_tiling(shape, &regions)
             .map_err(|problem| DcpError::Tiling { tensor: name.to_owned(), problem })?;
     }
-    Ok(write_metadata(&tensors, &values, paths))
+    let mut torch_names = BTreeMap::new();
+    let mut taken: BTreeMap<String, &str> = BTreeMap::new();
+    for &name in tensors.keys().chain(values.keys()) {
+        let torch_name = torch_name(name, paths);
+        if taken.insert(torch_name.clone(), name).is_some() {
+            return Err(DcpError::Twice { name: torch_name }.into());
+        }
+        torch_names.insert(name, torch_name);
+    }
+    Ok(write_metadata(&tensors, &values, paths, &torch_names))
+}
+
+/// The name that torch looks for: the path, joined with dots. Entries of a nested model have
+/// names without the key that it is under.
+fn torch_name(name: &str, paths: &Paths) -> String {
+    let Some(path) = paths.get(name) else { return name.to_owned() };
+    let segments = path.iter().filter(|segment| **segment != PathSegment::Empty);
+    segments.map(PathSegment::to_string).collect::<Vec<_>>().join(".")
 }
 
 fn write_metadata(
     tensors: &BTreeMap<&str, Gathered<'_>>,
-    values: &BTreeMap<&str, Stored>,
+    values: &BTreeMap<&str, StoredValue>,
     paths: &Paths,
+    torch_names: &BTreeMap<&str, String>,
 ) -> Vec<u8> {
     let mut writer = PickleWriter::new();
     writer.object(RECORDS, "Metadata", |state| {
@@ -280,18 +309,18 @@ fn write_metadata(
             fields.text("state_dict_metadata");
             fields.dict(|dict| {
                 for (name, tensor) in tensors {
-                    dict.text(name);
+                    dict.text(&torch_names[name]);
                     write_tensor(dict, tensor);
                 }
-                for name in values.keys() {
-                    dict.text(name);
+                for (name, _) in values.iter().filter(|(_, value)| !value.is_empty_dict) {
+                    dict.text(&torch_names[name]);
                     dict.bare_object(RECORDS, "BytesStorageMetadata");
                 }
             });
             fields.text("planner_data");
             fields.dict(|dict| {
                 for name in tensors.keys().chain(values.keys()) {
-                    dict.text(name);
+                    dict.text(&torch_names[name]);
                     match paths.get(*name) {
                         Some(path) => dict.tuple(|tuple| write_path(tuple, path)),
                         // A name without a path is a single key.
@@ -303,20 +332,54 @@ fn write_metadata(
             fields.dict(|dict| {
                 for (name, tensor) in tensors {
                     for (number, (region, stored)) in tensor.parts.iter().enumerate() {
-                        write_storage_info(dict, name, Some((region.start(), number)), stored);
+                        write_storage_info(dict, &torch_names[name], Some((region.start(), number)), stored);
                     }
                 }
-                for (name, stored) in values {
-                    write_storage_info(dict, name, None, stored);
+                for (name, value) in values {
+                    write_storage_info(dict, &torch_names[name], None, &value.place);
                 }
             });
             fields.text("storage_meta");
             fields.none();
             fields.text("version");
             fields.text("1.0.0");
+            write_own_fields(fields, values, torch_names);
         });
     });
     writer.finish()
+}
+
+/// Fields that torch ignores.
+fn write_own_fields(
+    fields: &mut PickleWriter,
+    values: &BTreeMap<&str, StoredValue>,
+    torch_names: &BTreeMap<&str, String>,
+) {
+    let renamed: Vec<(&str, &str)> = torch_names
+        .iter()
+        .filter(|(name, torch_name)| *name != torch_name)
+        .map(|(&name, torch_name)| (name, torch_name.as_str()))
+        .collect();
+    if !renamed.is_empty() {
+        fields.text(OWN_NAMES);
+        fields.dict(|dict| {
+            for (name, torch_name) in renamed {
+                dict.text(torch_name);
+                dict.text(name);
+            }
+        });
+    }
+    let empty: Vec<&str> =
+        values.iter().filter(|(_, value)| value.is_empty_dict).map(|(&name, _)| name).collect();
+    if !empty.is_empty() {
+        fields.text(EMPTY_DICTS);
+        fields.dict(|dict| {
+            for name in empty {
+                dict.text(&torch_names[name]);
+                dict.none();
+            }
+        });
+    }
 }
 
 fn write_path(tuple: &mut PickleWriter, path: &[PathSegment]) {

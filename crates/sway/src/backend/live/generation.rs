@@ -26,7 +26,8 @@ pub(super) fn generate_all(
 ) -> Result<(), BackendError> {
     let mut order: Vec<Asked<'_>> = requests.iter().map(|(index, request)| (*index, request)).collect();
     // Rows of a batch share a view, a length limit and stop tokens.
-    let group = |(_, request): &Asked<'_>| (simplest(&request.view), Reverse(request.max_new_tokens), request.stop);
+    let group =
+        |(_, request): &Asked<'_>| (simplest(&request.view), Reverse(request.max_new_tokens), request.stop);
     order.sort_by_cached_key(|asked| (group(asked), asked.1.tokens.len(), asked.1.tokens.clone()));
     for group in order.chunk_by(|one, other| group(one) == group(other)) {
         let mut start = 0;
