@@ -12,11 +12,12 @@ What is measured, of the slowest rank:
 - save: from the call until the checkpoint is complete.
 - stall: from the call of an asynchronous save until tensors may be changed. Without other work meanwhile, so the copy is
   all of it.
-- call: until that call returns.
+- call: until that call returns. The copy of weightloom and torch_checkpointing goes on, beside the next forward and
+  backward pass of a training; an optimizer's step waits for it.
 - background: until the asynchronous save is complete.
 - load: into tensors that exist, on another mesh.
-- memory: the most memory beside the tensors, of a rank and its processes, during an asynchronous save; measured in a
-  round of its own, as looking costs time.
+- memory: the most memory beside the tensors, of a rank and its processes, in the second of two asynchronous saves, with
+  all that is kept from the first; measured in separate processes, as looking costs time.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class Weightloom:
         self.wl.save(state, path)
 
     def save_async(self, state: dict[str, Any], path: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
-        handle = self.wl.save_async(state, path)
-        return lambda: None, handle.wait
+        handle = self.wl.save_async(state, path, copy="background")
+        return handle.wait_copied, handle.wait
 
     def load(self, state: dict[str, Any], path: str) -> None:
         self.wl.load(state, path)
@@ -99,6 +100,7 @@ class TorchCheckpointing:
         from torch_checkpointing import CheckpointManager, DefaultMetadataManager, ItemSpec
         from torch_checkpointing.config import AsyncCheckpointSaverConfig, SyncCheckpointSaverConfig
         from torch_checkpointing.default_resharder import DefaultResharder
+        from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
 
         def gathered(_: Any, data: Any, process_group: Any = None) -> dict[int, Any]:
             found: list[Any] = [None] * RANKS
@@ -107,9 +109,11 @@ class TorchCheckpointing:
 
         DefaultMetadataManager._all_gather_pickled_data = gathered
         items = {"model": ItemSpec(resharder=DefaultResharder())}
+        # Its direct I/O fails on ext4.
+        storage = LocalFileSystemStorageConfig(use_direct_io=False)
         config = CheckpointManager.Config
-        self.now = config(items=items, save=SyncCheckpointSaverConfig())
-        self.later = config(items=items, save=AsyncCheckpointSaverConfig()).build()
+        self.now = config(items=items, save=SyncCheckpointSaverConfig(), storage_config=storage)
+        self.later = config(items=items, save=AsyncCheckpointSaverConfig(), storage_config=storage).build()
 
     def save(self, state: dict[str, Any], path: str) -> None:
         # One that saves again leaves the layouts out, without which no other mesh can load.
@@ -260,13 +264,25 @@ class Rank:
         shutil.rmtree(path, ignore_errors=True) if self.rank == 0 else None
         return found
 
-    def memory(self, name: str, contender: Any) -> float:
-        path = self.fresh(name)
+    def memory(self, name: str) -> float:
+        """The most memory of a contender, in copies of a rank's tensors."""
         with MemoryWatch() as watch:
-            _, wait = contender.save_async(self.rows, path)
-            wait()
+            contender = CONTENDERS[name]()
+            for _ in range(2):
+                _, wait = contender.save_async(self.rows, self.fresh(name))
+                wait()
         self.fresh(name)
+        contender.close()
         return self.slowest((watch.most - watch.before) / self.bytes * RANKS)
+
+
+def memory_main(rank: int, folder: Path, layers: int, name: str) -> None:
+    one = Rank(rank, folder, layers)
+    memory = one.memory(name)
+    if rank == 0:
+        (folder / "memory.json").write_text(json.dumps(memory))
+    one.dist.barrier()
+    one.dist.destroy_process_group()
 
 
 def rank_main(rank: int, folder: Path, layers: int, rounds: int, names: list[str]) -> None:
@@ -280,8 +296,6 @@ def rank_main(rank: int, folder: Path, layers: int, rounds: int, names: list[str
             for column, value in one.turn(name, contenders[name]).items():
                 if number:
                     found[name][column].append(value)
-    for name in names:
-        found[name]["memory"].append(one.memory(name, contenders[name]))
     if rank == 0:
         (folder / "found.json").write_text(json.dumps({"bytes": one.bytes, "found": found}))
     one.dist.barrier()
@@ -302,24 +316,35 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=None, help="where to save; a memory disk by default")
     parser.add_argument("--rank", type=int, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--memory", default=None, help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print results as JSON")
     options = parser.parse_args()
     names = available()
+    if options.rank is not None and options.memory is not None:
+        memory_main(options.rank, options.folder, options.layers, options.memory)
+        return
     if options.rank is not None:
         rank_main(options.rank, options.folder, options.layers, options.rounds, names)
         return
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    with tempfile.TemporaryDirectory(prefix="state-dicts-", dir=options.folder or memory) as name:
-        command = [sys.executable, __file__, "--layers", str(options.layers), "--rounds", str(options.rounds)]
-        environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        ranks = [
-            subprocess.Popen([*command, "--folder", name, "--rank", str(rank)], env=environment) for rank in range(RANKS)
-        ]
-        codes = [rank.wait() for rank in ranks]
-        if any(codes):
-            sys.exit(f"ranks ended with {codes}")
-        results = json.loads((Path(name) / "found.json").read_text())
+    memory_disk = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.TemporaryDirectory(prefix="state-dicts-", dir=options.folder or memory_disk) as folder:
+        sizes = ["--layers", str(options.layers), "--rounds", str(options.rounds)]
+        run_ranks(folder, sizes)
+        results = json.loads((Path(folder) / "found.json").read_text())
+        for name in names:
+            (Path(folder) / "store").unlink()
+            run_ranks(folder, [*sizes, "--memory", name])
+            results["found"][name]["memory"] = [json.loads((Path(folder) / "memory.json").read_text())]
     print(json.dumps(results) if options.json else text(results, names))
+
+
+def run_ranks(folder: str, arguments: list[str]) -> None:
+    command = [sys.executable, __file__, *arguments, "--folder", folder]
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    ranks = [subprocess.Popen([*command, "--rank", str(rank)], env=environment) for rank in range(RANKS)]
+    codes = [rank.wait() for rank in ranks]
+    if any(codes):
+        sys.exit(f"ranks ended with {codes}")
 
 
 def text(results: dict[str, Any], names: list[str]) -> str:

@@ -367,6 +367,77 @@ def test_a_failure_in_the_background_is_not_lost(tmp_path: Path) -> None:
     wl.save({"w": torch.ones(2)}, tmp_path / "c")
 
 
+@pytest.fixture
+def slow_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies in the background begin late, so that whoever does not wait for them is noticed."""
+    from weightloom import _save
+
+    copy = _save.Saver._copy
+
+    def late(self: _save.Saver, *arguments: Any) -> None:
+        time.sleep(0.3)
+        copy(self, *arguments)
+
+    monkeypatch.setattr(_save.Saver, "_copy", late)
+
+
+@pytest.mark.usefixtures("slow_copies")
+def test_optimizers_wait_for_a_copy_in_the_background(tmp_path: Path) -> None:
+    model = torch.nn.Linear(8, 8)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    begin = time.monotonic()
+    handle = wl.save_async(model.state_dict(), tmp_path / "step_1", copy="background")
+    assert time.monotonic() - begin < 0.3 and not handle.done()
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    assert time.monotonic() - begin >= 0.3
+    assert not torch.equal(model.weight, before["weight"])
+    report = handle.wait()
+    assert 0.2 < report.stall <= time.monotonic() - begin
+    stored = wl.open(tmp_path / "step_1")
+    assert all(models.bits_equal(stored[name].torch(), tensor) for name, tensor in before.items())
+    # Nothing is left behind in torch.
+    from torch.optim.optimizer import _global_optimizer_pre_hooks
+
+    assert not _global_optimizer_pre_hooks
+
+
+@pytest.mark.usefixtures("slow_copies")
+def test_what_follows_a_copy_in_the_background_waits_for_it(tmp_path: Path) -> None:
+    weight = torch.ones(4)
+    wl.save({"w": torch.zeros(4)}, tmp_path / "zeros")
+    handle = wl.save_async({"w": weight}, tmp_path / "ones", copy="background")
+    # A load into the same tensor is a change.
+    wl.load({"w": weight}, tmp_path / "zeros")
+    handle.wait()
+    assert wl.open(tmp_path / "ones")["w"].torch().tolist() == [1.0] * 4
+    # A failure shows in `wait`, and is no failure of what follows.
+    failing = wl.save_async({"w": weight}, tmp_path / "ones", copy="background")
+    failing.wait_copied()
+    with pytest.raises(wl.UserError, match="ones"):
+        failing.wait()
+    assert failing.done() and "failed" in repr(failing)
+    wl.save({"w": weight}, tmp_path / "after")
+
+
+def copy_in_background(rank: int, folder: Path, into: str) -> str:
+    """Saves twice in a row, each time with a copy in the background."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    model = models.fsdp(init_device_mesh("cpu", (2,)))
+    models.fill(model.state_dict())
+    first = wl.save_async({"model": model}, f"{into}/first", copy="background")
+    second = wl.save_async({"model": model}, f"{into}/second", copy="background")
+    assert first.wait().fingerprint == second.wait().fingerprint
+    return wl.save({"model": model}, f"{into}/third").fingerprint
+
+
+def test_ranks_copy_in_the_background(tmp_path: Path) -> None:
+    found = ranks.run(2, "test_save_load.copy_in_background", into=str(tmp_path))
+    assert {wl.open(tmp_path / name).fingerprint() for name in ("first", "second", "third")} == set(found)
+
+
 def test_the_end_of_the_program_waits(tmp_path: Path) -> None:
     script = """
 import sys, torch, weightloom as wl

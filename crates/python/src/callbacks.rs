@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
 /// How often signals are looked for.
@@ -37,6 +38,30 @@ impl Caller {
         self.0.send(callback).map_err(|_| Ended)?;
         answered.recv().map_err(|_| Ended)
     }
+
+    /// As [`call`](Self::call), with the exception that the callback raises, which does not
+    /// end the work unless it ends programs, as that of Ctrl-C does.
+    pub(crate) fn attempt<T: Send + 'static>(
+        &self,
+        callback: impl FnOnce(Python<'_>) -> PyResult<T> + Send + 'static,
+    ) -> Result<PyResult<T>, Ended> {
+        let (answer, answered) = channel();
+        let callback: Callback = Box::new(move |py| {
+            let outcome = callback(py);
+            let end = outcome.as_ref().err().filter(|error| ends_programs(py, error));
+            let end = end.map(|error| error.clone_ref(py));
+            let _ = answer.send(outcome);
+            end.map_or(Ok(()), Err)
+        });
+        self.0.send(callback).map_err(|_| Ended)?;
+        answered.recv().map_err(|_| Ended)
+    }
+}
+
+/// Whether an exception is one that programs do not catch, as those of signals are. It may
+/// come in the middle of any Python code.
+pub(crate) fn ends_programs(py: Python<'_>, error: &PyErr) -> bool {
+    !error.is_instance_of::<PyException>(py)
 }
 
 /// What becomes of callbacks once one, or a signal handler, has raised an exception.

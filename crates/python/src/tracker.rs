@@ -48,7 +48,7 @@ fn on_its_thread<T: Send + 'static>(
     let result = match caller {
         None => Python::attach(code),
         Some(caller) => caller
-            .call(move |py| Ok(code(py)))
+            .attempt(code)
             .map_err(|Ended| MetricsError::failed(name, "the Python program is ending"))?,
     };
     result.map_err(|error| MetricsError::failed(name, error.to_string()))

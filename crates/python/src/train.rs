@@ -13,7 +13,7 @@ use weightloom::train::callback::{
 use weightloom::train::engine::StepResult;
 use weightloom::train::metrics::Record;
 
-use crate::callbacks::{AfterException, Caller, Ended, with_callbacks};
+use crate::callbacks::{AfterException, Caller, Ended, ends_programs, with_callbacks};
 use crate::command::{Called, Results};
 use crate::errors::Raise;
 use crate::forked::check_computing;
@@ -107,11 +107,16 @@ impl Hooks {
         }
         let arguments = arguments()?;
         let object = Arc::clone(&self.object);
-        let stops = self.caller.call(move |py| {
-            Ok(object.bind(py).call_method1(method, arguments).and_then(|stops| stops.is_truthy()))
+        let stops = self.caller.attempt(move |py| {
+            object.bind(py).call_method1(method, arguments).and_then(|stops| stops.is_truthy())
         });
         let stops = stops.map_err(|Ended| unusable("the Python program is ending"))?;
-        Ok(if stops.map_err(unusable)? { Control::Stop } else { Control::Continue })
+        let stops = stops.or_else(|error| {
+            // Raised once the run has stopped.
+            let is_signal = Python::attach(|py| ends_programs(py, &error));
+            if is_signal { Ok(true) } else { Err(unusable(error)) }
+        })?;
+        Ok(if stops { Control::Stop } else { Control::Continue })
     }
 }
 
