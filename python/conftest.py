@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +24,8 @@ os.environ |= {
     "MPLBACKEND": "agg",
 }
 
+# Shells start what runs in their background without Ctrl-C. Tests send it to themselves and to programs.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 QUICKSTART = "weightloom-quickstart"
 """The folder that `weightloom quickstart` makes. Examples that name it find it."""

@@ -32,7 +32,7 @@ impl Dice {
 }
 
 fn start(place: &Place, more: &[&str]) -> Child {
-    let mut command = place.plain_command();
+    let mut command = place.command_that_heeds_signals();
     command.args(["--json", "train", "run.yaml"]).args(LONG).args(more);
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }

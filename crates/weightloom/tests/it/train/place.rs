@@ -121,7 +121,21 @@ impl Place {
 
     /// The same for those who want to end it.
     pub fn plain_command(&self) -> std::process::Command {
-        let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("weightloom"));
+        self.prepared(std::process::Command::new(program()))
+    }
+
+    /// The same for those who send it signals: tests that nohup started ignore SIGHUP,
+    /// and so would a program of theirs.
+    pub fn command_that_heeds_signals(&self) -> std::process::Command {
+        if !cfg!(target_os = "linux") {
+            return self.plain_command();
+        }
+        let mut command = std::process::Command::new("/usr/bin/env");
+        command.arg("--default-signal=HUP").arg(program());
+        self.prepared(command)
+    }
+
+    fn prepared(&self, mut command: std::process::Command) -> std::process::Command {
         command.env_clear().env("COLUMNS", "100").env("NO_COLOR", "1").env("HOME", self.0.path());
         command.env("WEIGHTLOOM_OFFLINE", "1").current_dir(self.0.path());
         // Ranks of several runs share few cores.
@@ -183,6 +197,10 @@ impl Place {
         }
         told.iter().map(|line| line["loss"].as_f64().unwrap()).collect()
     }
+}
+
+fn program() -> PathBuf {
+    assert_cmd::cargo::cargo_bin("weightloom")
 }
 
 /// How a run of `train --json` ended: its last line.
