@@ -185,8 +185,13 @@ impl Report {
     }
 }
 
-/// Polls until a result or the deadline, eagerly at first.
-pub(crate) fn wait<T>(deadline: Instant, mut poll: impl FnMut() -> Option<T>) -> Option<T> {
+/// Between two polls of a process that runs, far less time passes.
+pub(crate) const STANDSTILL: Duration = Duration::from_millis(500);
+
+/// Polls until a result or the deadline, eagerly at first. Time for which this process
+/// itself was stopped does not count: it says nothing about others.
+pub(crate) fn wait<T>(mut deadline: Instant, mut poll: impl FnMut() -> Option<T>) -> Option<T> {
+    let mut looked = Instant::now();
     if let Some(found) = poll() {
         return Some(found);
     }
@@ -198,6 +203,10 @@ pub(crate) fn wait<T>(deadline: Instant, mut poll: impl FnMut() -> Option<T>) ->
             }
         }
         let now = Instant::now();
+        if now - looked > STANDSTILL {
+            deadline += now - looked;
+        }
+        looked = now;
         if now >= deadline {
             return poll();
         }
@@ -206,5 +215,31 @@ pub(crate) fn wait<T>(deadline: Instant, mut poll: impl FnMut() -> Option<T>) ->
         } else {
             std::thread::sleep(NAP);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As after SIGSTOP and SIGCONT, or on a virtual machine that was paused.
+    #[test]
+    fn time_in_which_this_process_was_stopped_does_not_count() {
+        let mut polls = 0;
+        let found = wait(Instant::now() + Duration::from_millis(300), || {
+            polls += 1;
+            if polls == 1 {
+                std::thread::sleep(Duration::from_millis(700));
+            }
+            (polls > 100).then_some(())
+        });
+        assert!(found.is_some());
+    }
+
+    #[test]
+    fn a_wait_ends_at_its_deadline() {
+        let begun = Instant::now();
+        assert!(wait(begun + Duration::from_millis(50), || None::<()>).is_none());
+        assert!(begun.elapsed() >= Duration::from_millis(50));
     }
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use weightloom_gang::{GangError, GangOptions, Signature};
 
+use crate::agree::STANDSTILL;
 use crate::comm::{self, Comm};
 use crate::roll_call::RollCall;
 
@@ -66,7 +67,13 @@ impl Drop for Guard<'_> {
 
 fn patrol(watchdog: &Weak<Watchdog>) {
     const ROUND: Duration = Duration::from_millis(200);
+    let mut looked = Instant::now();
     while let Some(watchdog) = watchdog.upgrade() {
+        let since = looked.elapsed();
+        looked += since;
+        if since > ROUND + STANDSTILL {
+            watchdog.extend(since);
+        }
         let entered = comm::enter();
         if entered.is_some() {
             watchdog.roll_call.answer();
@@ -81,6 +88,12 @@ fn patrol(watchdog: &Weak<Watchdog>) {
 }
 
 impl Watchdog {
+    /// Gives all calls more time, because this process was stopped for so long.
+    fn extend(&self, by: Duration) {
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.calls.iter_mut().for_each(|(_, deadline, ..)| *deadline += by);
+    }
+
     /// A call that should have ended.
     fn overdue(&self) -> Option<(GangOptions, Watch)> {
         let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
