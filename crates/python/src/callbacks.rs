@@ -6,13 +6,11 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::time::Duration;
 
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
-/// How often signals are looked for.
-const TICK: Duration = Duration::from_millis(50);
+use crate::interruption::{TICK, run_signal_handlers};
 
 type Callback = Box<dyn FnOnce(Python<'_>) -> PyResult<()> + Send>;
 
@@ -93,7 +91,7 @@ pub(crate) fn with_callbacks<T: Send>(
                     Ok(_) if raised.is_some() && after_exception == AfterException::Fail => continue,
                     Err(RecvTimeoutError::Timeout) if raised.is_some() => continue,
                     Ok(callback) => Python::attach(callback),
-                    Err(RecvTimeoutError::Timeout) => Python::attach(|py| py.check_signals()),
+                    Err(RecvTimeoutError::Timeout) => run_signal_handlers(),
                     Err(RecvTimeoutError::Disconnected) => break,
                 };
                 if let Err(error) = result {

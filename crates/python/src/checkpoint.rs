@@ -284,7 +284,7 @@ impl Checkpoint {
             return Ok(buffer);
         }
         let mut bytes = part.memory()?;
-        self.read_parts(py, vec![part.into_memory(bytes.bytes_mut())], &Progress::new(None))?;
+        self.read_parts(py, vec![part.read_into(bytes.bytes_mut())], &Progress::new(None))?;
         Ok(bytes.into())
     }
 
@@ -313,7 +313,7 @@ impl Checkpoint {
             }
         }
         let unmapped = parts.iter().filter(|part| !mapped.contains_key(part.name));
-        let requests = unmapped.zip(&mut rest).map(|(part, (_, bytes))| part.into_memory(bytes.bytes_mut()));
+        let requests = unmapped.zip(&mut rest).map(|(part, (_, bytes))| part.read_into(bytes.bytes_mut()));
         self.read_parts(py, requests.collect(), &Progress::new(progress))?;
         mapped.extend(rest.into_iter().map(|(name, bytes)| (name, bytes.into())));
         Ok(mapped.into_iter().map(|(name, buffer)| (name.to_owned(), buffer)).collect())
@@ -334,7 +334,7 @@ impl Checkpoint {
         let region = region_of(entry, name, &start, &size)?;
         let part = Part { name, entry, dtype: dtype_of(dtype)?, region };
         let mut into = PyMemory::writable(into)?;
-        self.read_parts(py, vec![part.into_memory(into.bytes_mut())], &Progress::new(None))
+        self.read_parts(py, vec![part.read_into(into.bytes_mut())], &Progress::new(None))
     }
 
     /// The fingerprint of the checkpoint, and those of its tensors. Reads every byte.
@@ -387,7 +387,7 @@ impl Part<'_> {
         OwnedBytes::try_zeroed(self.length()).ok_or_else(|| PyMemoryError::new_err(no_memory()))
     }
 
-    fn into_memory<'a>(&'a self, into: &'a mut [u8]) -> ReadRequest<'a> {
+    fn read_into<'a>(&'a self, into: &'a mut [u8]) -> ReadRequest<'a> {
         let (name, entry, dtype) = (self.name, self.entry, self.dtype);
         ReadRequest { entry, name, region: self.region.clone(), dtype, into }
     }

@@ -13,7 +13,7 @@ use weightloom::{PromptFormat, SamplingOptions};
 
 use crate::errors::{Raise, wrong};
 use crate::forked::{check_computing, is_of_this_process};
-use crate::interruption::{TICK, flow};
+use crate::interruption::{TICK, flow, run_signal_handlers};
 use crate::model::{Loaded, Model};
 
 /// Options of generated text.
@@ -150,7 +150,7 @@ impl TextStream {
             match running.pieces.recv_timeout(TICK) {
                 Ok(piece) => return Ok(Some(piece)),
                 Err(RecvTimeoutError::Disconnected) => return Ok(None),
-                Err(RecvTimeoutError::Timeout) => Python::attach(|py| py.check_signals())?,
+                Err(RecvTimeoutError::Timeout) => run_signal_handlers()?,
             }
         }
     }

@@ -29,7 +29,7 @@ pub(crate) fn interruptible<T: Send>(
             let mut raised = None;
             while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
                 if raised.is_none()
-                    && let Err(error) = Python::attach(|py| py.check_signals())
+                    && let Err(error) = run_signal_handlers()
                 {
                     cancel.store(true, Ordering::Relaxed);
                     raised = Some(error);
@@ -39,6 +39,12 @@ pub(crate) fn interruptible<T: Send>(
             raised.map_or(Ok(result), Err)
         })
     })
+}
+
+/// Runs the handlers of signals that have come, from a thread without the GIL.
+#[expect(clippy::redundant_closure_for_method_calls, reason = "the method is for one lifetime only")]
+pub(crate) fn run_signal_handlers() -> PyResult<()> {
+    Python::attach(|py| py.check_signals())
 }
 
 /// Breaks once the work is cancelled.

@@ -356,6 +356,7 @@ impl Model {
     }
 
     /// The tokens of a prompt, as plain text or as a message of a chat.
+    #[expect(clippy::fn_params_excessive_bools, reason = "Python names the argument")]
     #[pyo3(signature = (text, chat, system=None))]
     fn encode_prompt(
         &self,
@@ -378,6 +379,7 @@ impl Model {
     }
 
     /// The tokens of a text.
+    #[expect(clippy::fn_params_excessive_bools, reason = "Python names the argument")]
     fn encode(&self, py: Python<'_>, text: &str, plain: bool) -> PyResult<Vec<u32>> {
         let special = if plain { Special::Plain } else { Special::Add };
         let encoded = py.detach(|| self.loaded.generator.tokenizer.encode(text, special));
@@ -385,6 +387,7 @@ impl Model {
     }
 
     /// The text of tokens.
+    #[expect(clippy::fn_params_excessive_bools, reason = "Python names the argument")]
     fn decode(&self, py: Python<'_>, tokens: Vec<u32>, keep_special: bool) -> String {
         let special = if keep_special { SpecialText::Keep } else { SpecialText::Skip };
         py.detach(|| self.loaded.generator.tokenizer.decode(&tokens, special))

@@ -6,19 +6,22 @@ use weightloom::checkpoint::plan::{PlanError, Version};
 use weightloom::checkpoint::{CheckpointError, ElementSum};
 use weightloom::gang::{Gang, GangExt};
 
+/// A sum over the bytes of a tensor, and their number.
+type Digest = (u64, u64, usize);
+
 /// Compares tensors that several ranks hold whole, such as the state of a generator of
 /// random numbers: only one of them would be saved. Every rank of the gang calls this.
 pub(crate) fn check_replicas(held: &[(&str, &[u8])], gang: &dyn Gang) -> Result<(), CheckpointError> {
     if gang.size() == 1 {
         return Ok(());
     }
-    let digest = |bytes: &[u8]| {
+    let digest = |bytes: &[u8]| -> Digest {
         let sum = ElementSum::of_run(1, 0, bytes);
         (sum.low, sum.high, bytes.len())
     };
-    let digests: Vec<(String, (u64, u64, usize))> =
+    let digests: Vec<(String, Digest)> =
         held.iter().map(|(name, bytes)| ((*name).to_owned(), digest(bytes))).collect();
-    let mut ranks_of: BTreeMap<String, BTreeMap<(u64, u64, usize), Vec<usize>>> = BTreeMap::new();
+    let mut ranks_of: BTreeMap<String, BTreeMap<Digest, Vec<usize>>> = BTreeMap::new();
     for (rank, digests) in gang.all_gather_objects(&digests)?.into_iter().enumerate() {
         for (name, digest) in digests {
             ranks_of.entry(name).or_default().entry(digest).or_default().push(rank);
