@@ -28,6 +28,7 @@ use weightloom_tensor::{Device, HostMemory, Tensor};
 
 use crate::engine::{Engine, StageModel, Tied};
 use crate::error::TrainError;
+use crate::optimizer::{ParameterStates, StateTensor};
 use published::publish;
 
 pub use planners::{LoadPlanners, PlannerKind, SavePlanners};
@@ -140,6 +141,7 @@ impl Engine {
         for stage in &self.stages {
             match &stage.adapter {
                 Some(_) => all.extend(stage.trained().iter().map(|(_, value)| spec(value))),
+                // An average has the spec of the parameter.
                 None => all.extend(self.own_parameters(stage).values().map(spec)),
             }
             all.extend(self.training_tensors(stage).into_iter().map(|(_, spec, _)| spec));
@@ -151,23 +153,39 @@ impl Engine {
     fn model_tensors(&self, stage: &StageModel) -> Result<Vec<(String, DTensor)>, TrainError> {
         match &stage.adapter {
             Some(_) => {
-                let named = |(name, value): (String, &DTensor)| (format!("{PREFIX}{name}"), value.clone());
-                Ok(stage.trained().into_iter().map(named).collect())
+                let named = |(name, value): (String, &DTensor)| {
+                    Ok((format!("{PREFIX}{name}"), self.saved_weights(stage, &name, value)?))
+                };
+                stage.trained().into_iter().map(named).collect()
             }
-            None => Ok(publish(&self.published_keys, self.own_parameters(stage))?.into_iter().collect()),
+            None => {
+                let mut own = self.own_parameters(stage);
+                for (name, value) in &mut own {
+                    *value = self.saved_weights(stage, name, value)?;
+                }
+                Ok(publish(&self.published_keys, own)?.into_iter().collect())
+            }
         }
     }
 
-    /// The names, specs and tensors of the optimizer that this rank saves.
+    /// The weights that are saved as the model: those that are evaluated.
+    fn saved_weights(&self, stage: &StageModel, name: &str, value: &DTensor) -> Result<DTensor, TrainError> {
+        Ok(self.average(stage, name, value)?.unwrap_or_else(|| value.clone()))
+    }
+
+    /// The names, specs and tensors that this rank saves for resuming: states of the
+    /// optimizer, and the trained weights if others are saved as the model.
     fn training_tensors<'a>(&'a self, stage: &'a StageModel) -> Vec<(String, TensorSpec, &'a Tensor)> {
         let mut all = Vec::new();
         for (name, value) in stage.trained() {
             if self.is_duplicate(stage, &name) {
                 continue;
             }
-            let states = stage.states.get(&name).into_iter().flatten();
-            for (kept, tensor) in self.optimizer.states().iter().zip(states) {
-                all.push((format!("optimizer.{kept}.{name}"), spec(value), tensor));
+            for (state, tensor) in stage.states.get(&name).into_iter().flat_map(ParameterStates::iter) {
+                all.push((state_name(state, &name), state_spec(state), tensor));
+            }
+            if self.evaluates_average() {
+                all.push((trained_name(&name), spec(value), value.to_local()));
             }
         }
         all
@@ -269,15 +287,30 @@ impl Engine {
                 if self.is_duplicate(of_stage, &parameter) {
                     continue;
                 }
-                let matrix = of_stage.adapter.is_some().then_some(None);
-                let states = (0..self.optimizer.states().len()).map(Some);
-                all.extend(matrix.into_iter().chain(states).map(|state| RestoredTensor {
+                // Weights of a model that are saved as such are loaded with it.
+                let (is_adapter, is_averaged) = (of_stage.adapter.is_some(), self.evaluates_average());
+                let weights = (is_adapter || is_averaged).then(|| RestoredTensor {
                     stage,
                     parameter: parameter.clone(),
-                    state,
+                    name: match is_averaged {
+                        true => trained_name(&parameter),
+                        false => format!("{PREFIX}{parameter}"),
+                    },
+                    state: None,
                     spec: spec(value),
                     layout: value.layout(),
                     local: value.to_local().shape().clone(),
+                });
+                all.extend(weights);
+                let states = of_stage.states.get(&parameter).into_iter().flat_map(ParameterStates::iter);
+                all.extend(states.enumerate().map(|(number, (state, tensor))| RestoredTensor {
+                    stage,
+                    parameter: parameter.clone(),
+                    name: state_name(state, &parameter),
+                    state: Some(number),
+                    spec: state_spec(state),
+                    layout: state.layout,
+                    local: tensor.shape().clone(),
                 }));
             }
         }
@@ -292,18 +325,13 @@ impl Engine {
         planner: &dyn LoadPlannerFactory,
         observer: &dyn Observer,
     ) -> Result<(), TrainError> {
-        let names = self.optimizer.states();
         let mut memories = Vec::with_capacity(wanted.len());
         for tensor in wanted {
             memories.push(HostMemory::new(tensor.spec.dtype, &tensor.local)?);
         }
         let mut state = LoadState::new();
         for (tensor, memory) in wanted.iter().zip(&mut memories) {
-            let name = match tensor.state {
-                None => format!("{PREFIX}{}", tensor.parameter),
-                Some(state) => format!("optimizer.{}.{}", names[state], tensor.parameter),
-            };
-            state.tensor(name, tensor.spec.clone(), memory.bytes_mut());
+            state.tensor(tensor.name.clone(), tensor.spec.clone(), memory.bytes_mut());
         }
         let options = LoadOptions {
             missing: MissingKeys::Error,
@@ -313,22 +341,16 @@ impl Engine {
         load_planned(source, state, planner, &*self.gangs.root, &options, observer)?;
         for (RestoredTensor { stage, parameter, state, .. }, memory) in wanted.iter().zip(memories) {
             let stage = &mut self.stages[*stage];
-            let loaded = memory.into_tensor().to(self.dist.device())?;
+            let loaded = memory.into_tensor();
             match state {
                 None => {
-                    for (_, value) in stage.trained_mut().into_iter().filter(|(found, _)| found == parameter)
-                    {
-                        let loaded = loaded.requires_grad();
-                        value.change_local(|local| {
-                            *local = loaded;
-                            Ok(())
-                        })?;
-                    }
+                    stage.set_weights(parameter, Some(loaded.to(self.dist.device())?))?;
                 }
                 Some(state) => {
-                    let states = stage.states.get_mut(parameter);
-                    if let Some(held) = states.and_then(|states| states.get_mut(*state)) {
-                        *held = loaded;
+                    let Some(states) = stage.states.get_mut(parameter) else { continue };
+                    let device = states.kept.get(*state).map(|kept| kept.device);
+                    if let (Some(held), Some(device)) = (states.tensors.get_mut(*state), device) {
+                        *held = loaded.to(device)?;
                     }
                 }
             }
@@ -336,45 +358,93 @@ impl Engine {
         Ok(())
     }
 
-    /// Copies loaded states of tied weights from the first to the last stage.
+    /// Copies loaded states of tied weights from the first to the last stage, and the
+    /// weights themselves if others are saved as the model.
     fn share_tied_states(&mut self) -> Result<(), TrainError> {
         let Some(Tied { name, first, last }) = self.tied() else { return Ok(()) };
         let rank = self.gangs.pp.rank();
-        let (begin, end) = (self.stage_index(0), self.stage_index(self.stage_count - 1));
-        if let (Some(begin), Some(end)) = (begin, end) {
+        let with_weights = self.evaluates_average();
+        match (self.stage_index(0), self.stage_index(self.stage_count - 1)) {
             // Both stages are on this rank.
-            if let Some(states) = self.stages[begin].states.get(&name).cloned() {
-                self.stages[end].states.insert(name, states);
+            (Some(begin), Some(end)) => {
+                if let Some(states) = self.stages[begin].states.get(&name).cloned() {
+                    self.stages[end].states.insert(name.clone(), states);
+                }
+                let weights = self.stages[begin].local_weights(&name).filter(|_| with_weights).cloned();
+                self.stages[end].set_weights(&name, weights)?;
             }
-        } else if rank == first {
-            let states = begin.and_then(|place| self.stages[place].states.get(&name));
-            for tensor in states.into_iter().flatten() {
-                let sent = tensor.read_host(|bytes| {
-                    self.gangs.pp.send(Elements::from_bytes(tensor.dtype(), bytes)?, last, LOADED)
-                })?;
-                sent?;
-            }
-        } else if rank == last
-            && let Some(place) = end
-        {
-            for state in 0..self.optimizer.states().len() {
-                let like = self.stages[place].states.get(&name).map(|states| states[state].clone());
-                let Some(like) = like else { continue };
-                let received = self.receive_local(like.dtype(), like.shape(), first, LOADED)?;
-                if let Some(states) = self.stages[place].states.get_mut(&name) {
-                    states[state] = received;
+            (Some(place), _) if rank == first => {
+                let stage = &self.stages[place];
+                let states = stage.states.get(&name).into_iter().flat_map(|states| &states.tensors);
+                for tensor in states.chain(stage.local_weights(&name).filter(|_| with_weights)) {
+                    let sent = tensor.read_host(|bytes| {
+                        self.gangs.pp.send(Elements::from_bytes(tensor.dtype(), bytes)?, last, LOADED)
+                    })?;
+                    sent?;
                 }
             }
+            (_, Some(place)) if rank == last => {
+                let stage = &self.stages[place];
+                let Some(mut states) = stage.states.get(&name).cloned() else { return Ok(()) };
+                for (held, kept) in states.tensors.iter_mut().zip(&states.kept) {
+                    *held = self.receive_local(held.dtype(), held.shape(), first, LOADED)?.to(kept.device)?;
+                }
+                let like = stage.local_weights(&name).filter(|_| with_weights);
+                let receive = |like: &Tensor| self.receive_local(like.dtype(), like.shape(), first, LOADED);
+                let weights = like.map(receive).transpose()?;
+                self.stages[place].states.insert(name.clone(), states);
+                self.stages[place].set_weights(&name, weights)?;
+            }
+            _ => {}
         }
         Ok(())
     }
 }
 
-/// A tensor that a resume reads: a state of the optimizer, or a matrix of an adapter.
+impl StageModel {
+    /// This rank's shard of a trained parameter.
+    fn local_weights(&self, name: &str) -> Option<&Tensor> {
+        let found = self.trained().into_iter().find(|(found, _)| found == name);
+        found.map(|(_, value)| value.to_local())
+    }
+
+    /// Replaces this rank's shard of a trained parameter.
+    fn set_weights(&mut self, name: &str, weights: Option<Tensor>) -> Result<(), TrainError> {
+        let Some(weights) = weights else { return Ok(()) };
+        for (_, value) in self.trained_mut().into_iter().filter(|(found, _)| found == name) {
+            let weights = weights.detach().requires_grad();
+            value.change_local(|local| {
+                *local = weights;
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// The name of a state of a parameter in a checkpoint.
+pub(crate) fn state_name(state: &StateTensor, parameter: &str) -> String {
+    format!("optimizer.{}.{parameter}", state.name)
+}
+
+/// The name of trained weights in a checkpoint whose model is an average of them.
+pub(crate) fn trained_name(parameter: &str) -> String {
+    format!("trained.{parameter}")
+}
+
+/// The shard of a state that this rank holds.
+pub(crate) fn state_spec(state: &StateTensor) -> TensorSpec {
+    TensorSpec { dtype: state.dtype, shape: state.shape.clone(), sharding: Sharding::Layout(state.layout) }
+}
+
+/// A tensor that a resume reads: a state of the optimizer, or a trained parameter that
+/// is not loaded with the model.
 struct RestoredTensor {
     /// The number of the stage among those of this rank.
     stage: usize,
     parameter: String,
+    /// The name in the checkpoint.
+    name: String,
     /// The number of the optimizer's state; `None` for the parameter itself.
     state: Option<usize>,
     spec: TensorSpec,

@@ -54,7 +54,7 @@ pub use train::{
 pub use crate::checkpointing::PlannerKind;
 pub use crate::loss::{LossConfig, LossKind};
 pub use crate::metrics::SinkKind;
-pub use crate::optimizer::{OptimizerConfig, OptimizerKind};
+pub use crate::optimizer::{EmaConfig, OptimizerConfig, OptimizerKind};
 pub use crate::schedule::{DecayType, ScheduleConfig, ScheduleKind};
 
 /// Config of a training run.

@@ -6,6 +6,7 @@
 //! gradients do not depend on how the batch is split into micro-batches and over
 //! ranks.
 
+mod evaluated;
 mod microbatch;
 mod nan_check;
 mod step;
@@ -18,11 +19,10 @@ use weightloom_dtensor::{DTensor, DistContext, Role};
 use weightloom_gang::{GangExt, Gangs};
 use weightloom_layout::{DType, ReduceOp};
 use weightloom_nn::{ActivationCheckpointing, Adapter, Dropout, Model};
-use weightloom_tensor::Tensor;
 
 use crate::error::TrainError;
 use crate::loss::{LossArgs, SelectedLoss};
-use crate::optimizer::{Optimizer, Patterns, WeightDecay, initial_states};
+use crate::optimizer::{LearningRateScale, Optimizer, ParameterStates, Patterns, WeightDecay};
 use crate::pipeline::{Action, Schedule};
 
 pub use microbatch::MicroBatch;
@@ -38,9 +38,18 @@ pub struct StageModel {
     /// The adapter that is trained instead of the layers.
     pub adapter: Option<Adapter>,
     /// Optimizer states by parameter.
-    pub(crate) states: BTreeMap<String, Vec<Tensor>>,
+    pub(crate) states: BTreeMap<String, ParameterStates>,
     /// Weight decay by parameter.
     decays: BTreeMap<String, f64>,
+    /// Factors of the learning rate by parameter; 1 where there is none.
+    rates: BTreeMap<String, f64>,
+}
+
+/// What a loss is computed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LossPurpose {
+    Training,
+    Evaluation,
 }
 
 /// The training engine of one rank.
@@ -99,11 +108,11 @@ impl Engine {
             for (_, value) in adapter.iter_mut().flat_map(Adapter::matrices_mut) {
                 *value = value.parameter(Role::Trained);
             }
-            let mut stage =
-                StageModel { number, model, adapter, states: BTreeMap::new(), decays: BTreeMap::new() };
+            let (states, decays, rates) = Default::default();
+            let mut stage = StageModel { number, model, adapter, states, decays, rates };
             let (mut states, mut decays) = (BTreeMap::new(), BTreeMap::new());
             for (name, value) in stage.trained() {
-                states.insert(name.clone(), initial_states(&*optimizer, value.to_local())?);
+                states.insert(name.clone(), ParameterStates::new(&*optimizer, &name, value)?);
                 let share = decay.of(&name, value.shape().ndim());
                 decays.insert(name, share);
             }
@@ -133,16 +142,26 @@ impl Engine {
         self.loss = loss;
     }
 
+    /// Trains some parameters with another learning rate.
+    pub fn set_lr_scale(&mut self, scale: &LearningRateScale) {
+        for stage in &mut self.stages {
+            stage.rates = stage.states.keys().map(|name| (name.clone(), scale.of(name))).collect();
+        }
+    }
+
     /// The loss of the result of the last stage.
     fn stage_loss(
         &self,
         stage: &StageModel,
         hidden: &DTensor,
-        targets: &DTensor,
-        divisor: f64,
+        (targets, divisor): (&DTensor, f64),
+        purpose: LossPurpose,
     ) -> Result<DTensor, TrainError> {
         let args = LossArgs { model: &*stage.model, hidden, targets, divisor, adapter: stage.change() };
-        Ok(self.loss.compute(&args)?)
+        Ok(match purpose {
+            LossPurpose::Training => self.loss.compute(&args)?,
+            LossPurpose::Evaluation => self.loss.evaluate(&args)?,
+        })
     }
 
     /// This rank's stages.

@@ -50,6 +50,7 @@ pub mod parallel_dims;
 pub mod pipeline;
 pub mod schedule;
 pub mod spec;
+mod trained_names;
 mod trainer;
 mod warning;
 

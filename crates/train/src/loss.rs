@@ -5,6 +5,7 @@
 //! another one, implement [`LossFactory`] in your own crate and add it to
 //! [`Losses`].
 
+mod cross_entropy;
 mod error;
 mod registry;
 
@@ -24,6 +25,13 @@ pub use registry::{LossFactory, Losses, SelectedLoss};
 pub struct LossConfig {
     /// What is minimized.
     pub kind: LossKind,
+    /// The share of each target's probability that is spread evenly over the vocabulary,
+    /// for `cross_entropy`. Evaluations compute the loss without it.
+    pub label_smoothing: f64,
+    /// Factor of a penalty that keeps logits small, for `cross_entropy`: the squared
+    /// log-sum-exp of the logits, averaged over all targets. Evaluations compute the loss
+    /// without it.
+    pub z_loss: f64,
     /// Settings of a loss that is not built in.
     pub options: Option<Map<String, Value>>,
 }
@@ -89,6 +97,11 @@ pub trait Loss: Send + Sync {
     /// The loss, a scalar in `f32`: the sum over all targets divided by
     /// [`divisor`](LossArgs::divisor).
     fn compute(&self, args: &LossArgs<'_>) -> Result<DTensor, NnError>;
+
+    /// The loss that evaluations report.
+    fn evaluate(&self, args: &LossArgs<'_>) -> Result<DTensor, NnError> {
+        self.compute(args)
+    }
 }
 
 /// The loss of the model.

@@ -35,7 +35,7 @@ pub use registry::{LearningRateSchedule, ScheduleFactory, Schedules};
 use crate::extensions::{UnknownName, caught};
 
 /// Learning-rate schedule.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ScheduleConfig {
     /// Shape of the schedule after warmup.
@@ -48,8 +48,31 @@ pub struct ScheduleConfig {
     pub decay_steps: Option<u64>,
     /// Shape of the decay, for `wsd`.
     pub decay_type: DecayType,
+    /// Power of the remaining share of steps, for `polynomial`.
+    pub power: f64,
+    /// Number of half cosine waves, for `cosine_with_restarts`.
+    pub cycles: u64,
+    /// Steps after which the rate is a factor of √2 below the peak, for `inverse_sqrt`.
+    /// Defaults to `warmup_steps`, or 10,000 without warmup.
+    pub timescale: Option<u64>,
     /// Settings of a schedule that is not built in.
     pub options: Option<Map<String, Value>>,
+}
+
+impl Default for ScheduleConfig {
+    fn default() -> Self {
+        Self {
+            kind: ScheduleKind::default(),
+            warmup_steps: 0,
+            min_lr_ratio: 0.0,
+            decay_steps: None,
+            decay_type: DecayType::default(),
+            power: 1.0,
+            cycles: 1,
+            timescale: None,
+            options: None,
+        }
+    }
 }
 
 /// Shape of the schedule after warmup.
@@ -66,6 +89,12 @@ pub enum ScheduleKind {
     Wsd,
     /// No decay.
     Constant,
+    /// Decay with the inverse square root of the step, without an end.
+    InverseSqrt,
+    /// Decay with a `power` of the remaining share of steps.
+    Polynomial,
+    /// Decay along `cycles` half cosine waves, each from the peak.
+    CosineWithRestarts,
     /// One that the program has registered with [`Schedules`].
     #[serde(untagged)]
     #[schemars(skip)]
@@ -80,6 +109,9 @@ impl ScheduleKind {
             Self::Linear => "linear",
             Self::Wsd => "wsd",
             Self::Constant => "constant",
+            Self::InverseSqrt => "inverse_sqrt",
+            Self::Polynomial => "polynomial",
+            Self::CosineWithRestarts => "cosine_with_restarts",
             Self::Registered(name) => name,
         }
     }
@@ -105,6 +137,8 @@ pub enum DecayType {
 pub enum ScheduleError {
     #[error("invalid `train.schedule.min_lr_ratio`: {found} is not between 0 and 1")]
     MinRatio { found: String },
+    #[error("invalid `train.schedule.{key}`: {found} is not {wanted}")]
+    Number { key: &'static str, found: String, wanted: &'static str },
     #[error("cannot fit {warmup} warmup steps and {decay} decay steps into {total} steps")]
     NoRoom { warmup: u64, decay: u64, total: u64 },
     #[error("`train.schedule.kind`: {0}")]
@@ -123,6 +157,7 @@ impl Hint for ScheduleError {
     fn hint(&self) -> Option<String> {
         Some(match self {
             Self::MinRatio { .. } => "set `train.schedule.min_lr_ratio` to a number from 0 to 1".to_owned(),
+            Self::Number { key, wanted, .. } => format!("set `train.schedule.{key}` to {wanted}"),
             Self::NoRoom { warmup, total, .. } => match total.saturating_sub(*warmup) {
                 0 => format!("set `train.schedule.warmup_steps` below {total}"),
                 left => format!("set `train.schedule.decay_steps` to at most {left}"),
@@ -245,6 +280,43 @@ mod tests {
         }
     }
 
+    #[test]
+    fn rates_of_a_restarted_wave_jump_to_the_peak() {
+        let config = ScheduleConfig { cycles: 2, ..plain(ScheduleKind::CosineWithRestarts) };
+        let rate = LearningRate::new(1.0, &config, 8).unwrap();
+        assert_eq!(
+            [1, 3, 5, 9, 100].map(|step| (rate.at(step) * 1e6).round() / 1e6),
+            [1.0, 0.5, 1.0, 0.0, 0.0]
+        );
+    }
+
+    #[test]
+    fn an_inverse_root_has_no_end_but_a_lowest_rate() {
+        let config =
+            ScheduleConfig { timescale: Some(4), min_lr_ratio: 0.2, ..plain(ScheduleKind::InverseSqrt) };
+        let rate = LearningRate::new(1.0, &config, 10).unwrap();
+        assert_eq!([1, 13, 1000].map(|step| rate.at(step)), [1.0, 0.5, 0.2]);
+    }
+
+    #[test]
+    fn shapes_of_new_schedules_are_checked() {
+        for (config, message) in [
+            (
+                ScheduleConfig { power: 0.0, ..plain(ScheduleKind::Polynomial) },
+                "power`: 0 is not a positive number",
+            ),
+            (ScheduleConfig { cycles: 0, ..plain(ScheduleKind::Cosine) }, "cycles`: 0 is not 1 or more"),
+            (
+                ScheduleConfig { timescale: Some(0), ..plain(ScheduleKind::InverseSqrt) },
+                "timescale`: 0 is not 1 or more",
+            ),
+        ] {
+            let error = LearningRate::new(1.0, &config, 10).unwrap_err();
+            assert_eq!(error.to_string(), format!("invalid `train.schedule.{message}"));
+            assert!(error.hint().unwrap().starts_with("set `train.schedule."));
+        }
+    }
+
     proptest! {
         #[test]
         fn rates_rise_then_decay_within_bounds_without_jumps(
@@ -260,7 +332,7 @@ mod tests {
             let decay_steps = ((total - warmup) as f64 * decay_share) as u64;
             let config = ScheduleConfig {
                 kind: kind.clone(), warmup_steps: warmup, min_lr_ratio, decay_steps: Some(decay_steps),
-                decay_type: decay, options: None,
+                decay_type: decay, ..ScheduleConfig::default()
             };
             let rate = LearningRate::new(1.0, &config, total).unwrap();
             let decaying = if kind == ScheduleKind::Wsd { decay_steps } else { total - warmup };

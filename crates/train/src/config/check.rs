@@ -4,7 +4,8 @@ use weightloom_document::Origin;
 
 use super::rule::{ConfigErrors, ConfigFault, Problem, Rule};
 use super::{
-    Accelerator, Config, DataType, LoraConfig, OptimizerConfig, PipelineSchedule, Resume, ScheduleKind,
+    Accelerator, Config, DataType, LoraConfig, LossKind, OptimizerConfig, OptimizerKind, PipelineSchedule,
+    Resume, ScheduleKind,
 };
 
 use crate::extensions::{Extensions, OptionProblem};
@@ -53,6 +54,8 @@ pub(super) fn broken_rules(config: &Config, extensions: &Extensions) -> Vec<Brok
     rules.steps(config);
     rules.accelerator(&config.train.accelerator);
     rules.optimizer(&config.train.optimizer);
+    rules.loss(config);
+    rules.ema(config);
     rules.schedule(config);
     rules.output(config);
     rules.callbacks(config, extensions);
@@ -239,11 +242,68 @@ impl Rules {
         self.number(&name("momentum"), optimizer.momentum, "a number from 0 to below 1", share);
         self.number(&name("weight_decay"), optimizer.weight_decay, "0 or more", is_non_negative);
         self.number(&name("max_grad_norm"), optimizer.max_grad_norm, "0 or more", is_non_negative);
+        for (pattern, factor) in &optimizer.lr_scale {
+            if !is_non_negative(*factor) {
+                let found = format!("the factor {factor} of `{pattern}`");
+                self.report(&[&name("lr_scale")], Rule::Outside { found, wanted: "0 or more" });
+            }
+        }
+        self.without_effect(optimizer);
         self.none_empty(
             &name("no_decay"),
             &optimizer.no_decay,
             "name parameters, such as model.embed_tokens",
         );
+    }
+
+    /// Keys that optimizers with separate options do not read.
+    fn without_effect(&mut self, optimizer: &OptimizerConfig) {
+        let default = OptimizerConfig::default();
+        let reads_adamw = matches!(optimizer.kind, OptimizerKind::Muon);
+        let keys = [
+            ("betas", !reads_adamw && optimizer.betas != default.betas),
+            ("eps", !reads_adamw && optimizer.eps != default.eps),
+            ("momentum", optimizer.momentum != default.momentum),
+        ];
+        let kinds = [
+            OptimizerKind::Lion,
+            OptimizerKind::Adafactor,
+            OptimizerKind::ScheduleFreeAdamW,
+            OptimizerKind::Muon,
+        ];
+        for (key, _) in keys.into_iter().filter(|(_, is_set)| *is_set && kinds.contains(&optimizer.kind)) {
+            let problem = format!(
+                "has no effect with `{}`, whose settings are in `train.optimizer.options`",
+                optimizer.kind.name()
+            );
+            self.report(&[&format!("train.optimizer.{key}")], Rule::Option { problem });
+        }
+    }
+
+    fn loss(&mut self, config: &Config) {
+        let loss = &config.train.loss;
+        let (smoothing, z_loss) = ("train.loss.label_smoothing", "train.loss.z_loss");
+        self.number(smoothing, loss.label_smoothing, "a number from 0 to 1", |share| {
+            (0.0..=1.0).contains(&share)
+        });
+        self.number(z_loss, loss.z_loss, "0 or more", is_non_negative);
+        let other = "train.loss.kind";
+        for (path, value) in [(smoothing, loss.label_smoothing), (z_loss, loss.z_loss)] {
+            if value != 0.0 && loss.kind != LossKind::CrossEntropy {
+                let rule = Rule::Needs { found: value.to_string(), other, wanted: "cross_entropy" };
+                self.report(&[path, other], rule);
+            }
+        }
+    }
+
+    fn ema(&mut self, config: &Config) {
+        let Some(ema) = &config.train.ema else { return };
+        let share = |decay: f64| (0.0..1.0).contains(&decay);
+        self.number("train.ema.decay", ema.decay, "a number from 0 to below 1", share);
+        if let Some(limit) = config.train.max_steps.filter(|limit| ema.start_step > *limit) {
+            let of = "train.max_steps";
+            self.report(&["train.ema.start_step", of], Rule::Exceeds { found: ema.start_step, of, limit });
+        }
     }
 
     fn schedule(&mut self, config: &Config) {
@@ -252,6 +312,18 @@ impl Rules {
         self.number(&name("min_lr_ratio"), schedule.min_lr_ratio, "a number from 0 to 1", |ratio| {
             (0.0..=1.0).contains(&ratio)
         });
+        self.number(&name("power"), schedule.power, "a positive number", |power| {
+            power.is_finite() && power > 0.0
+        });
+        self.at_least(&name("cycles"), schedule.cycles, 1);
+        if let Some(timescale) = schedule.timescale {
+            self.at_least(&name("timescale"), timescale, 1);
+            if schedule.kind != ScheduleKind::InverseSqrt {
+                let (found, other) = (timescale.to_string(), "train.schedule.kind");
+                let rule = Rule::Needs { found, other, wanted: "inverse_sqrt" };
+                self.report(&[&name("timescale"), other], rule);
+            }
+        }
         let (decay_steps, of) = (schedule.decay_steps, "train.max_steps");
         if decay_steps.is_some() && schedule.kind != ScheduleKind::Wsd {
             let found = decay_steps.map_or_else(String::new, |steps| steps.to_string());

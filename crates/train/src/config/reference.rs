@@ -6,7 +6,7 @@ use weightloom_document::{Content, Node};
 
 use super::dump::dump;
 use super::outline::outline;
-use super::{Config, DataConfig, LoraConfig, ModelConfig, TrainConfig};
+use super::{Config, DataConfig, EmaConfig, LoraConfig, ModelConfig, TrainConfig};
 use crate::extensions::Extensions;
 
 const INTRODUCTION: &str = "\
@@ -67,7 +67,8 @@ fn sample() -> Config {
     };
     let data: DataConfig =
         serde_json::from_value(Value::Object(Default::default())).expect("every key of `data` has a default");
-    Config { model, data, train: TrainConfig::default() }
+    let train = TrainConfig { ema: Some(EmaConfig::default()), ..TrainConfig::default() };
+    Config { model, data, train }
 }
 
 fn section(page: &mut String, keys_of: &Section, order: &Content, path: &str) {

@@ -13,7 +13,7 @@ use weightloom_tensor::DeviceChoice;
 use crate::checkpointing::PlannerKind;
 use crate::loss::LossConfig;
 use crate::metrics::SinkKind;
-use crate::optimizer::OptimizerConfig;
+use crate::optimizer::{EmaConfig, OptimizerConfig};
 use crate::schedule::ScheduleConfig;
 
 /// Training settings.
@@ -46,6 +46,8 @@ pub struct TrainConfig {
     pub loss: LossConfig,
     /// Optimizer.
     pub optimizer: OptimizerConfig,
+    /// Exponential moving average of the trained weights.
+    pub ema: Option<EmaConfig>,
     /// Learning-rate schedule.
     pub schedule: ScheduleConfig,
     /// Checkpoints.
@@ -72,6 +74,7 @@ impl Default for TrainConfig {
             gradient_checkpointing: GradientCheckpointing::default(),
             loss: LossConfig::default(),
             optimizer: OptimizerConfig::default(),
+            ema: None,
             schedule: ScheduleConfig::default(),
             checkpoint: CheckpointConfig::default(),
             logging: LoggingConfig::default(),

@@ -9,27 +9,29 @@ use weightloom_checkpoint::formats::peft::PREFIX;
 use weightloom_checkpoint::plan::{PlanContext, SavePlanner, StandardSavePlanner};
 use weightloom_checkpoint::{Bytes, FileLayout, LocalTensor, SaveOptions, Sharding, State, TensorSpec};
 use weightloom_dtensor::DTensor;
-use weightloom_layout::Shape;
+use weightloom_layout::{DType, Shape};
 
 use super::DryRunError;
-use super::context::{RunContext, STORAGE_DTYPE};
+use super::context::RunContext;
 use super::report::CheckpointReport;
 use super::stage::DryStage;
+use crate::checkpointing::{state_name, state_spec, trained_name};
+use crate::optimizer::EvaluatedWeights;
 
 /// Names and shapes of the tensors in a checkpoint.
 #[derive(Default)]
 struct Contents {
-    model: BTreeMap<String, Shape>,
-    training: BTreeMap<String, Shape>,
+    model: BTreeMap<String, (DType, Shape)>,
+    training: BTreeMap<String, (DType, Shape)>,
 }
 
 impl Contents {
-    fn bytes(of: &BTreeMap<String, Shape>) -> u64 {
-        of.values().map(|shape| shape.volume() as u64 * STORAGE_DTYPE.size() as u64).sum()
+    fn bytes(of: &BTreeMap<String, (DType, Shape)>) -> u64 {
+        of.values().map(|(dtype, shape)| shape.volume() as u64 * dtype.size() as u64).sum()
     }
 
-    fn files(stem: &str, of: &BTreeMap<String, Shape>, ranks: usize) -> usize {
-        let tensors = of.iter().map(|(name, shape)| (name.as_str(), STORAGE_DTYPE, shape));
+    fn files(stem: &str, of: &BTreeMap<String, (DType, Shape)>, ranks: usize) -> usize {
+        let tensors = of.iter().map(|(name, (dtype, shape))| (name.as_str(), *dtype, shape));
         let most = SaveOptions::default().file_size(Self::bytes(of), ranks);
         FileLayout::of_tensors(stem, tensors, most).files.len()
     }
@@ -90,18 +92,27 @@ fn state(
         Some(adapter) => adapter.matrices(),
         None => stage.model.parameters().iter().map(|(name, value)| (name.clone(), value)).collect(),
     };
+    let is_averaged = context.optimizer.evaluated() == EvaluatedWeights::Averaged;
+    let mut states = stage.states.iter();
     // Weights that two stages share are saved by the first.
-    for (name, value) in model.into_iter().filter(|(name, _)| !is_duplicate(name)) {
-        if value.tracks_gradient() {
-            for kept in context.optimizer.states() {
-                let name = format!("optimizer.{kept}.{name}");
-                state.training(name.clone(), tensor(value));
-                contents.training.insert(name, value.shape().clone());
-            }
+    for (name, value) in model {
+        let kept = if value.tracks_gradient() { states.next() } else { None };
+        if is_duplicate(&name) {
+            continue;
+        }
+        for kept in kept.iter().flat_map(|states| &states.kept) {
+            let (name, spec) = (state_name(kept, &name), state_spec(kept));
+            contents.training.insert(name.clone(), (spec.dtype, spec.shape.clone()));
+            state.training(name, LocalTensor { spec, bytes: Bytes::Borrowed(&[]) });
+        }
+        if kept.is_some() && is_averaged {
+            let name = trained_name(&name);
+            state.training(name.clone(), tensor(value));
+            contents.training.insert(name, (value.dtype(), value.shape().clone()));
         }
         let name = if stage.adapter.is_some() { format!("{PREFIX}{name}") } else { name };
         state.model(name.clone(), tensor(value));
-        contents.model.insert(name, value.shape().clone());
+        contents.model.insert(name, (value.dtype(), value.shape().clone()));
     }
     Ok(state)
 }

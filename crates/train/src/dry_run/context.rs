@@ -1,5 +1,7 @@
 //! Settings of a dry run that are the same for every rank.
 
+use std::collections::BTreeSet;
+
 use weightloom_layout::{DType, Mesh, Shape};
 use weightloom_nn::{ActivationCheckpointing, ModelDefinition, Parallel, Plan, Stage, Usage};
 
@@ -7,8 +9,9 @@ use super::report::{BatchReport, MeshReport};
 use super::{DryRunError, DryRunSettings};
 use crate::config::{Config, GradientCheckpointing, LoraConfig, PipelineSchedule};
 use crate::loss::SelectedLoss;
-use crate::optimizer::{Optimizer, Patterns};
+use crate::optimizer::{LearningRateScale, Optimizer, Patterns, with_average};
 use crate::pipeline::Schedule;
+use crate::trained_names::trained_names;
 
 /// The dtype of stored parameters, gradients and optimizer states.
 pub(super) const STORAGE_DTYPE: DType = DType::F32;
@@ -72,10 +75,15 @@ impl<'a> RunContext<'a> {
             return Err(DryRunError::Stages { found: stages.len(), ranks: pp, chunks });
         }
         let optimizer = extensions.optimizers.build(&train.optimizer)?;
+        let optimizer = with_average(optimizer, train.ema.as_ref());
         let loss = extensions.losses.build(&train.loss)?;
         let frozen = Patterns::new("model.freeze_modules", &config.model.freeze_modules)?;
         let specs = definition.all_parameters();
         frozen.check(specs.iter().map(|spec| spec.name.as_str()))?;
+        let names = trained_names(definition, &frozen, config.model.lora.as_ref());
+        let names: BTreeSet<&str> = names.iter().map(String::as_str).collect();
+        optimizer.check_names(&names)?;
+        LearningRateScale::new(&train.optimizer.lr_scale, names)?;
         Ok(Self {
             config,
             definition,

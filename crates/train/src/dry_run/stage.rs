@@ -14,7 +14,7 @@ use super::context::{RunContext, STORAGE_DTYPE};
 use super::passes::Passes;
 use super::report::StageReport;
 use crate::config::is_target;
-use crate::optimizer::{StepInfo, initial_states};
+use crate::optimizer::{ParameterStates, StepInfo, update};
 
 /// The properties of a stage that determine its costs.
 #[derive(Clone, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub(super) struct DryStage {
     pub(super) adapter: Option<Adapter>,
     pub(super) dist: Arc<DistContext>,
     pub(super) meter: Meter,
-    states: Vec<Vec<Tensor>>,
+    pub(super) states: Vec<ParameterStates>,
 }
 
 impl DryStage {
@@ -87,7 +87,7 @@ impl DryStage {
             }
             let states = trained(&*model, adapter.as_ref())
                 .iter()
-                .map(|value| initial_states(&*context.optimizer, value.to_local()))
+                .map(|(name, value)| ParameterStates::new(&*context.optimizer, name, value))
                 .collect::<Result<_, _>>()?;
             Ok((model, adapter, states))
         })?;
@@ -98,33 +98,45 @@ impl DryStage {
     /// communication.
     fn step(&mut self, context: &RunContext<'_>) -> Result<Vec<CommRecord>, DryRunError> {
         let Self { model, adapter, dist, meter, states } = self;
-        let values = trained(&**model, adapter.as_ref());
         meter.watch(|| {
-            values.iter().try_for_each(DTensor::reduce_gradient)?;
+            let values = trained(&**model, adapter.as_ref());
+            values.iter().try_for_each(|(_, value)| value.reduce_gradient())?;
             let mut gradients = Vec::with_capacity(values.len());
-            for value in &values {
+            for (_, value) in &values {
                 gradients.push(value.take_gradient()?);
             }
-            let sent = dist.take_comm_log();
+            // What changes in place must not be shared.
+            drop(values);
             let info = StepInfo { number: 1, learning_rate: 1.0, weight_decay: 0.1, gradient_scale: 1.0 };
-            for ((value, gradient), states) in values.iter().zip(gradients).zip(states) {
+            let values = trained_mut(&mut **model, adapter.as_mut());
+            for ((value, gradient), states) in values.into_iter().zip(gradients).zip(states) {
                 // Without a gradient, the run itself reports an error.
                 let Some(gradient) = gradient else { continue };
-                let mut local = value.to_local().clone();
-                context.optimizer.step(&info, &mut local, gradient.to_local(), states)?;
+                update(&*context.optimizer, &info, value, &gradient, &mut states.tensors)?;
             }
-            Ok(sent)
+            Ok(dist.take_comm_log())
         })
     }
 }
 
-/// The trained parameters.
-fn trained(model: &dyn Model, adapter: Option<&Adapter>) -> Vec<DTensor> {
+/// The trained parameters by name.
+fn trained(model: &dyn Model, adapter: Option<&Adapter>) -> Vec<(String, DTensor)> {
     match adapter {
-        Some(adapter) => adapter.matrices().into_iter().map(|(_, value)| value.clone()).collect(),
+        Some(adapter) => adapter.matrices().into_iter().map(|(name, value)| (name, value.clone())).collect(),
         None => {
-            let values = model.parameters().iter().map(|(_, value)| value);
-            values.filter(|value| value.tracks_gradient()).cloned().collect()
+            let values = model.parameters().iter().filter(|(_, value)| value.tracks_gradient());
+            values.map(|(name, value)| (name.clone(), value.clone())).collect()
+        }
+    }
+}
+
+/// The same, to be changed.
+fn trained_mut<'a>(model: &'a mut dyn Model, adapter: Option<&'a mut Adapter>) -> Vec<&'a mut DTensor> {
+    match adapter {
+        Some(adapter) => adapter.matrices_mut().into_iter().map(|(_, value)| value).collect(),
+        None => {
+            let values = model.parameters_mut().iter_mut().map(|(_, value)| value);
+            values.filter(|value| value.tracks_gradient()).collect()
         }
     }
 }
@@ -199,10 +211,11 @@ impl StageCosts {
     pub(super) fn new(context: &RunContext<'_>, number: usize) -> Result<Self, DryRunError> {
         let mut stage = DryStage::new(context, number)?;
         let held_at_rest = stage.meter.in_use();
-        let states = stage.states.iter().flatten();
+        let states = stage.states.iter().flat_map(|states| &states.tensors);
         let optimizer_bytes =
             states.map(|state| state.shape().volume() as u64 * state.dtype().size() as u64).sum();
-        let values = trained(&*stage.model, stage.adapter.as_ref());
+        let values = trained(&*stage.model, stage.adapter.as_ref()).into_iter().map(|(_, value)| value);
+        let values: Vec<DTensor> = values.collect();
         let held: Vec<DTensor> = match &stage.adapter {
             Some(adapter) => adapter.matrices().into_iter().map(|(_, value)| value.clone()).collect(),
             None => Vec::new(),

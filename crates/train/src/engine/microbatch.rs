@@ -9,7 +9,7 @@ use weightloom_layout::Shape;
 use weightloom_nn::{ForwardArgs, Input};
 use weightloom_tensor::{TensorError, no_grad};
 
-use super::{Engine, StageModel, StepHooks, StepSettings};
+use super::{Engine, LossPurpose, StageModel, StepHooks, StepSettings};
 use crate::error::TrainError;
 use crate::pipeline::{Action, Message, Payload};
 
@@ -176,7 +176,7 @@ impl Engine {
         )?;
         let output = if number + 1 == self.stage_count {
             let of_rows = stage.model.shard().batch(&batch.targets, batch.rows)?;
-            let loss = self.stage_loss(stage, &hidden, &of_rows, targets)?;
+            let loss = self.stage_loss(stage, &hidden, (&of_rows, targets), LossPurpose::Training)?;
             flight.loss += self.loss_share(&loss)?;
             loss
         } else {
@@ -245,7 +245,8 @@ impl Engine {
                 let hidden = no_grad(|| self.forward_stage(stage, batch, input.as_ref(), args))?;
                 if number + 1 == stages {
                     let of_rows = stage.model.shard().batch(&batch.targets, batch.rows)?;
-                    let sum = no_grad(|| self.stage_loss(stage, &hidden, &of_rows, 1.0))?;
+                    let purpose = LossPurpose::Evaluation;
+                    let sum = no_grad(|| self.stage_loss(stage, &hidden, (&of_rows, 1.0), purpose))?;
                     loss += self.loss_share(&sum)?;
                 } else if pp == 1 {
                     here = Some(hidden);

@@ -11,7 +11,7 @@ use weightloom_tensor::{Tensor, TensorError};
 use super::{Engine, MicroBatch};
 use crate::config::PipelineSchedule;
 use crate::error::TrainError;
-use crate::optimizer::StepInfo;
+use crate::optimizer::{StepInfo, update};
 use crate::pipeline::Schedule;
 use crate::spec::clip_factor;
 
@@ -98,6 +98,7 @@ impl Engine {
         for (stage, mut gradients) in stages.iter_mut().zip(gradients) {
             let mut states = std::mem::take(&mut stage.states);
             let decays = std::mem::take(&mut stage.decays);
+            let rates = std::mem::take(&mut stage.rates);
             let mut all = || -> Result<(), TrainError> {
                 for (name, value) in stage.trained_mut() {
                     let missing = || TrainError::NoGradient { name: name.clone() };
@@ -105,16 +106,16 @@ impl Engine {
                     let states = states.get_mut(&name).ok_or_else(missing)?;
                     let info = StepInfo {
                         number: settings.number,
-                        learning_rate: settings.learning_rate,
+                        learning_rate: settings.learning_rate * rates.get(&name).copied().unwrap_or(1.0),
                         weight_decay: decays.get(&name).copied().unwrap_or(0.0),
                         gradient_scale: scale,
                     };
-                    value.change_local(|local| optimizer.step(&info, local, gradient.to_local(), states))?;
+                    update(&**optimizer, &info, value, &gradient, &mut states.tensors)?;
                 }
                 Ok(())
             };
             let done = all();
-            (stage.states, stage.decays) = (states, decays);
+            (stage.states, stage.decays, stage.rates) = (states, decays, rates);
             done?;
         }
         Ok(result)

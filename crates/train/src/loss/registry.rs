@@ -11,7 +11,9 @@ use weightloom_document::schema::Choice;
 use weightloom_dtensor::DTensor;
 use weightloom_errors::caught;
 use weightloom_layout::DType;
+use weightloom_nn::NnError;
 
+use super::cross_entropy::RegularizedCrossEntropy;
 use super::{Loss, LossArgs, LossConfig, LossError, LossKind, ModelLoss};
 use crate::extensions::{
     NoOptions, OptionProblem, RegisterError, Registry, problems_of, read_options, section_of,
@@ -157,6 +159,11 @@ impl Losses {
     pub fn build(&self, config: &LossConfig) -> Result<SelectedLoss, LossError> {
         let name = config.kind.name();
         let found = self.0.find(name)?;
+        let LossConfig { label_smoothing, z_loss, .. } = *config;
+        if config.kind == LossKind::CrossEntropy && (label_smoothing != 0.0 || z_loss != 0.0) {
+            let loss = Box::new(RegularizedCrossEntropy { label_smoothing, z_loss });
+            return Ok(SelectedLoss { kind: LossKind::CrossEntropy, loss });
+        }
         let loss = caught(|| found.build(config.options.as_ref()))
             .map_err(|panic| LossError::Unusable { loss: name.to_owned(), problem: panic.to_string() })??;
         Ok(SelectedLoss { kind: config.kind.clone(), loss })
@@ -192,9 +199,18 @@ impl Default for SelectedLoss {
 impl SelectedLoss {
     /// Computes the loss: a scalar in `f32`.
     pub fn compute(&self, args: &LossArgs<'_>) -> Result<DTensor, LossError> {
-        let LossKind::Registered(name) = &self.kind else { return Ok(self.loss.compute(args)?) };
+        self.checked(|loss| loss.compute(args))
+    }
+
+    /// Computes the loss that evaluations report.
+    pub fn evaluate(&self, args: &LossArgs<'_>) -> Result<DTensor, LossError> {
+        self.checked(|loss| loss.evaluate(args))
+    }
+
+    fn checked(&self, compute: impl Fn(&dyn Loss) -> Result<DTensor, NnError>) -> Result<DTensor, LossError> {
+        let LossKind::Registered(name) = &self.kind else { return Ok(compute(&*self.loss)?) };
         let unusable = |problem: String| LossError::Unusable { loss: name.clone(), problem };
-        let computed = caught(|| self.loss.compute(args)).map_err(|panic| unusable(panic.to_string()))??;
+        let computed = caught(|| compute(&*self.loss)).map_err(|panic| unusable(panic.to_string()))??;
         if computed.shape().ndim() != 0 || computed.dtype() != DType::F32 {
             let found = format!("{} {}", computed.dtype(), computed.shape());
             return Err(unusable(format!("it returned {found} instead of a scalar in f32")));

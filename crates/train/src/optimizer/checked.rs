@@ -1,10 +1,12 @@
 //! An optimizer of a user, checked at every step.
 
+use std::collections::BTreeSet;
+
 use weightloom_errors::Hint;
-use weightloom_layout::DType;
+use weightloom_layout::{DType, Shape};
 use weightloom_tensor::{Device, Tensor, TensorError};
 
-use super::{Optimizer, StepInfo};
+use super::{DistributedUpdate, EvaluatedWeights, Optimizer, PatternError, StateSpec, StepInfo};
 use crate::extensions::caught;
 
 /// An optimizer whose mistakes are errors that name it: a changed shape or dtype
@@ -20,6 +22,26 @@ impl Optimizer for Checked {
         self.0.states()
     }
 
+    fn states_of(&self, name: &str, shape: &Shape) -> Vec<StateSpec> {
+        self.0.states_of(name, shape)
+    }
+
+    fn distributed(&self) -> Option<&dyn DistributedUpdate> {
+        self.0.distributed()
+    }
+
+    fn evaluated(&self) -> EvaluatedWeights {
+        self.0.evaluated()
+    }
+
+    fn average(&self, parameter: &Tensor, states: &[Tensor]) -> Result<Tensor, TensorError> {
+        self.0.average(parameter, states)
+    }
+
+    fn check_names(&self, names: &BTreeSet<&str>) -> Result<(), PatternError> {
+        self.0.check_names(names)
+    }
+
     fn step(
         &self,
         step: &StepInfo,
@@ -32,6 +54,7 @@ impl Optimizer for Checked {
             TensorError::from_function(self.name(), OptimizerFault { optimizer, step: step.number, problem })
         };
         let (wanted, is_parameter) = (form(parameter), parameter.is_parameter());
+        let forms: Vec<String> = states.iter().map(form).collect();
         // Off the tape, and not shared with the original, which would cost a copy.
         let placeholder = Tensor::full(0.0, parameter.dtype(), &[], parameter.device())?;
         let mut changed = std::mem::replace(parameter, placeholder).detach();
@@ -41,8 +64,8 @@ impl Optimizer for Checked {
         done.map_err(|panic| fault(OptimizerProblem::Failed { reason: panic.to_string() }))?
             .map_err(|error| fault(OptimizerProblem::Failed { reason: error.to_string() }))?;
         let names = self.states().iter().map(|name| format!("state `{name}`"));
-        let kept = names.zip(states.iter_mut());
-        for (what, tensor) in kept {
+        let kept = names.zip(states.iter_mut()).zip(forms);
+        for ((what, tensor), wanted) in kept {
             *tensor = tensor.detach();
             check(what, tensor, &wanted).map_err(fault)?;
         }

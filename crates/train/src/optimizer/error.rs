@@ -2,6 +2,7 @@
 
 use weightloom_errors::Hint;
 
+use super::PatternError;
 use crate::config::OptimizerConfig;
 use crate::extensions::UnknownName;
 
@@ -18,6 +19,8 @@ pub enum OptimizerError {
     Options { optimizer: String, problem: String },
     #[error("cannot use the optimizer `{optimizer}`: {problem}")]
     Unusable { optimizer: String, problem: String },
+    #[error(transparent)]
+    Pattern(#[from] PatternError),
 }
 
 impl Hint for OptimizerError {
@@ -27,6 +30,7 @@ impl Hint for OptimizerError {
                 Some(format!("set `train.optimizer.{key}` to a number {range}"))
             }
             Self::Unknown(error) => error.hint(),
+            Self::Pattern(error) => error.hint(),
             Self::Options { .. } | Self::Unusable { .. } => None,
         }
     }

@@ -37,6 +37,16 @@ impl Hint for PatternError {
 pub struct Patterns {
     key: &'static str,
     patterns: Vec<String>,
+    anchor: Anchor,
+}
+
+/// Where in a name a pattern may begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Anchor {
+    /// At the first component.
+    Start,
+    /// At any component.
+    Anywhere,
 }
 
 impl Patterns {
@@ -44,25 +54,41 @@ impl Patterns {
     pub fn new(key: &'static str, patterns: &[String]) -> Result<Self, PatternError> {
         match patterns.iter().find(|pattern| pattern.split('.').any(str::is_empty)) {
             Some(pattern) => Err(PatternError::EmptyComponent { key, pattern: pattern.clone() }),
-            None => Ok(Self { key, patterns: patterns.to_vec() }),
+            None => Ok(Self { key, patterns: patterns.to_vec(), anchor: Anchor::Start }),
         }
+    }
+
+    /// The patterns of a config key, which may begin at any component of a name, such
+    /// as `lora_B` and `layers.0`.
+    pub fn anywhere(key: &'static str, patterns: &[String]) -> Result<Self, PatternError> {
+        Ok(Self { anchor: Anchor::Anywhere, ..Self::new(key, patterns)? })
     }
 
     /// Whether any pattern matches a parameter.
     pub fn matches(&self, name: &str) -> bool {
-        self.patterns.iter().any(|pattern| is_prefix_match(pattern, name))
+        self.patterns.iter().any(|pattern| self.anchor.matches(pattern, name))
     }
 
     /// Checks that each pattern matches a parameter.
     pub fn check<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<(), PatternError> {
         let names: Vec<&str> = names.into_iter().collect();
         for pattern in &self.patterns {
-            if !names.iter().any(|name| is_prefix_match(pattern, name)) {
+            if !names.iter().any(|name| self.anchor.matches(pattern, name)) {
                 let near = near(pattern, &names);
                 return Err(PatternError::Unmatched { key: self.key, pattern: pattern.clone(), near });
             }
         }
         Ok(())
+    }
+}
+
+impl Anchor {
+    fn matches(self, pattern: &str, name: &str) -> bool {
+        if self == Self::Start {
+            return is_prefix_match(pattern, name);
+        }
+        let starts = std::iter::once(0).chain(name.match_indices('.').map(|(dot, _)| dot + 1));
+        starts.into_iter().any(|start| is_prefix_match(pattern, &name[start..]))
     }
 }
 
@@ -134,6 +160,19 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn patterns_may_begin_at_any_component_where_a_key_says_so() {
+        let patterns = |pattern: &str| Patterns::anywhere("lr_scale", &[pattern.to_owned()]).unwrap();
+        for pattern in ["q_proj", "model.layers.0", "layers.*.self_attn", "weight", "self_*"] {
+            assert!(patterns(pattern).matches("model.layers.0.self_attn.q_proj.weight"), "{pattern}");
+        }
+        for pattern in ["proj", "layers.1", "q_proj.bias", "ayers"] {
+            assert!(!patterns(pattern).matches("model.layers.0.self_attn.q_proj.weight"), "{pattern}");
+        }
+        let error = patterns("q_prj").check(NAMES).unwrap_err();
+        assert_eq!(error.to_string(), "`q_prj` in `lr_scale` matches no parameter");
+    }
 
     const NAMES: [&str; 6] = [
         "model.embed_tokens.weight",

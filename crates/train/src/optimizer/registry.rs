@@ -9,7 +9,11 @@ use serde_json::{Map, Value};
 use weightloom_document::Section;
 use weightloom_document::schema::Choice;
 
+use super::adafactor::AdafactorFactory;
 use super::checked::Checked;
+use super::lion::LionFactory;
+use super::muon::MuonFactory;
+use super::schedule_free::ScheduleFreeAdamWFactory;
 use super::{AdamW, Optimizer, OptimizerConfig, OptimizerError, Sgd, error};
 use crate::extensions::{
     NoOptions, OptionProblem, RegisterError, Registry, UnknownName, caught, problems_of, read_options,
@@ -166,8 +170,15 @@ impl Default for Optimizers {
 impl Optimizers {
     /// The built-in optimizers.
     pub fn standard() -> Self {
-        const OURS: &str = "the names of built-in optimizers differ, and they have no options";
-        Self(Registry::new("optimizer")).with(AdamWFactory).expect(OURS).with(SgdFactory).expect(OURS)
+        const OURS: &str = "the names of built-in optimizers differ, and tests read their options";
+        Self(Registry::new("optimizer"))
+            .with(AdamWFactory)
+            .and_then(|optimizers| optimizers.with(SgdFactory))
+            .and_then(|optimizers| optimizers.with(LionFactory))
+            .and_then(|optimizers| optimizers.with(AdafactorFactory))
+            .and_then(|optimizers| optimizers.with(ScheduleFreeAdamWFactory))
+            .and_then(|optimizers| optimizers.with(MuonFactory))
+            .expect(OURS)
     }
 
     /// The same optimizers and another one.

@@ -16,12 +16,16 @@ struct Decay {
 }
 
 /// Shape of the decay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Shape {
     Flat,
     Linear,
     Cosine,
     Sqrt,
+    /// A power of what is left.
+    Polynomial(f64),
+    /// So many half waves.
+    Restarts(f64),
 }
 
 impl From<DecayType> for Shape {
@@ -50,10 +54,29 @@ impl LearningRateSchedule for Decay {
             Shape::Linear => 1.0 - progress,
             Shape::Cosine => 0.5 * (1.0 + (PI * progress).cos()),
             Shape::Sqrt => 1.0 - progress.sqrt(),
+            Shape::Polynomial(power) => (1.0 - progress).powf(power),
+            Shape::Restarts(cycles) => 0.5 * (1.0 + (PI * ((cycles * progress) % 1.0)).cos()),
         };
         left * (1.0 - self.min_lr_ratio) + self.min_lr_ratio
     }
 }
+
+/// Decay with the inverse square root of the step.
+#[derive(Clone, Debug, PartialEq)]
+struct InverseSqrt {
+    min_lr_ratio: f64,
+    timescale: f64,
+}
+
+impl LearningRateSchedule for InverseSqrt {
+    fn ratio(&self, done: u64) -> f64 {
+        let ratio = 1.0 / ((done as f64 + self.timescale) / self.timescale).sqrt();
+        ratio.max(self.min_lr_ratio)
+    }
+}
+
+/// The time scale of transformers without warmup.
+const TIMESCALE: u64 = 10_000;
 
 /// A built-in schedule.
 #[derive(Debug)]
@@ -86,6 +109,13 @@ impl ScheduleFactory for BuiltIn {
             ScheduleKind::Constant | ScheduleKind::Registered(_) => (after, Shape::Flat),
             ScheduleKind::Linear => (0, Shape::Linear),
             ScheduleKind::Cosine => (0, Shape::Cosine),
+            ScheduleKind::Polynomial => (0, Shape::Polynomial(config.power)),
+            ScheduleKind::CosineWithRestarts => (0, Shape::Restarts(config.cycles as f64)),
+            ScheduleKind::InverseSqrt => {
+                let timescale = config.timescale.unwrap_or(if warmup > 0 { warmup } else { TIMESCALE });
+                let min_lr_ratio = config.min_lr_ratio;
+                return Ok(Box::new(InverseSqrt { min_lr_ratio, timescale: timescale as f64 }));
+            }
             ScheduleKind::Wsd => {
                 let decay = config.decay_steps.unwrap_or((total / 5).min(after));
                 let stable = after

@@ -97,6 +97,17 @@ impl Schedules {
             (ScheduleKind::Linear, "linear", "Decay linearly."),
             (ScheduleKind::Wsd, "wsd", "Warmup, stable, decay: constant until the last `decay_steps`."),
             (ScheduleKind::Constant, "constant", "No decay."),
+            (
+                ScheduleKind::InverseSqrt,
+                "inverse_sqrt",
+                "Decay with the inverse square root of the step, without an end.",
+            ),
+            (ScheduleKind::Polynomial, "polynomial", "Decay with a `power` of the remaining share of steps."),
+            (
+                ScheduleKind::CosineWithRestarts,
+                "cosine_with_restarts",
+                "Decay along `cycles` half cosine waves, each from the peak.",
+            ),
         ];
         let mut schedules = Self(Registry::new("schedule"));
         for (kind, name, summary) in all {
@@ -132,6 +143,7 @@ impl Schedules {
         if !(0.0..=1.0).contains(&config.min_lr_ratio) {
             return Err(ScheduleError::MinRatio { found: config.min_lr_ratio.to_string() });
         }
+        check_numbers(config)?;
         let name = config.kind.name().to_owned();
         let found = self.0.find(&name)?;
         let built = caught(|| found.build(config, total)).map_err(|panic| ScheduleError::Unusable {
@@ -152,5 +164,22 @@ impl Schedules {
 
     pub(crate) fn options(&self, name: &str) -> Option<&Section> {
         self.0.options(name)
+    }
+}
+
+/// Checks the numbers of built-in schedules, also those that the selected one does not
+/// use.
+fn check_numbers(config: &ScheduleConfig) -> Result<(), ScheduleError> {
+    let ScheduleConfig { power, cycles, timescale, .. } = *config;
+    if !(power > 0.0 && power.is_finite()) {
+        let found = power.to_string();
+        return Err(ScheduleError::Number { key: "power", found, wanted: "a positive number" });
+    }
+    let counts = [("cycles", cycles), ("timescale", timescale.unwrap_or(1))];
+    match counts.into_iter().find(|(_, count)| *count == 0) {
+        Some((key, count)) => {
+            Err(ScheduleError::Number { key, found: count.to_string(), wanted: "1 or more" })
+        }
+        None => Ok(()),
     }
 }

@@ -1,6 +1,6 @@
 //! Building the engine and the data loader of a run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -29,10 +29,11 @@ use crate::data::{DataSettings, Epochs, Loader};
 use crate::engine::{Engine, EngineSettings};
 use crate::error::TrainError;
 use crate::extensions::Extensions;
-use crate::optimizer::{Patterns, WeightDecay};
+use crate::optimizer::{LearningRateScale, Patterns, WeightDecay, with_average};
 use crate::parallel_dims::ParallelDims;
 use crate::pipeline::{Schedule, check};
 use crate::spec::{ModelSpec, SharedSpec};
+use crate::trained_names::trained_names;
 
 /// The parts of a run.
 pub(super) struct Built {
@@ -89,6 +90,12 @@ pub(super) fn build(
         return Err(TrainError::AllFrozen { parameters: names.len() });
     }
     let decay = WeightDecay::new(&config.train.optimizer, names.iter().map(String::as_str))?;
+    let optimizer = extensions.optimizers.build(&config.train.optimizer)?;
+    let optimizer = with_average(optimizer, config.train.ema.as_ref());
+    let trained = trained_names(&*definition, &frozen, config.model.lora.as_ref());
+    let trained: BTreeSet<&str> = trained.iter().map(String::as_str).collect();
+    optimizer.check_names(&trained)?;
+    let lr_scale = LearningRateScale::new(&config.train.optimizer.lr_scale, trained)?;
     let text = load_tokenizer(config, hub, weights.as_ref(), fetching)?;
 
     let gangs = Gangs::new(Arc::clone(gang), &dims.gang_sizes())?;
@@ -173,7 +180,7 @@ pub(super) fn build(
         gangs,
         dist,
         schedule: Arc::new(schedule),
-        optimizer: extensions.optimizers.build(&config.train.optimizer)?,
+        optimizer,
         decay: &decay,
         frozen: &frozen,
         checkpointing: match config.train.gradient_checkpointing {
@@ -184,6 +191,7 @@ pub(super) fn build(
     };
     let mut engine = Engine::new(settings, stages)?;
     engine.set_loss(extensions.losses.build(&config.train.loss)?);
+    engine.set_lr_scale(&lr_scale);
     if family.is_some() && lora.is_none() {
         engine.set_published_keys(published_keys(&*spec, &map, weights.as_ref())?);
     }

@@ -307,8 +307,9 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         self.held_out.evaluated_step = Some(step);
-        let tokenizer = self.tokenizer.as_deref();
-        let evaluation = self.held_out.evaluate(&self.engine, self.config, tokenizer)?;
+        let (tokenizer, config, held_out) = (self.tokenizer.as_deref(), self.config, &self.held_out);
+        let evaluate = |engine: &Engine| held_out.evaluate(engine, config, tokenizer);
+        let evaluation = self.engine.with_evaluated_weights(evaluate)?;
         if evaluation.loss.is_none() && evaluation.samples.is_empty() {
             return Ok(());
         }

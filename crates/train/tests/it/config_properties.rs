@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use weightloom_train::Config;
 use weightloom_train::config::{
-    Accelerator, CheckpointConfig, ConfigErrors, DataConfig, DataFormat, DataType, LoadStrictness,
+    Accelerator, CheckpointConfig, ConfigErrors, DataConfig, DataFormat, DataType, EmaConfig, LoadStrictness,
     LoraConfig, ModelConfig, OptimizerConfig, OptimizerKind, PipelineSchedule, Problem, Resume, SampleConfig,
     TrainConfig, TrainOn, dump, read, schema,
 };
@@ -44,7 +44,7 @@ fn paths() -> Vec<(String, bool)> {
 
 /// A valid configuration that says something of every section.
 fn complete() -> Value {
-    let text = "{model: {name: llama, lora: {}}, data: {paths: [a]}}";
+    let text = "{model: {name: llama, lora: {}}, data: {paths: [a]}, train: {ema: {}}}";
     serde_json::to_value(taken(text).unwrap()).unwrap()
 }
 
@@ -309,9 +309,11 @@ fn config() -> impl Strategy<Value = Config> {
             train.optimizer = OptimizerConfig {
                 lr,
                 betas: [share, share / 3.0],
+                lr_scale: [(output_dir.clone(), share)].into(),
                 kind: OptimizerKind::Sgd,
                 ..OptimizerConfig::default()
             };
+            train.ema = Some(EmaConfig { decay: share, start_step: seed, evaluate: size == 1 });
             train.schedule.min_lr_ratio = share;
             train.checkpoint =
                 CheckpointConfig { output_dir, resume: Resume::Always, ..CheckpointConfig::default() };

@@ -3,8 +3,10 @@
 //! - `config`, `config_properties`, `examples`, `reference`: reading configs, and
 //!   the generated reference page.
 //! - `specs`, `parallel_dims`: model specs, and which parallel sizes fit a model.
-//! - `optimizers`, `schedules`, `events`: compared with PyTorch, transformers and
-//!   TensorBoard.
+//! - `optimizers`, `optimizer_packages`, `schedules`, `events`: compared with PyTorch,
+//!   transformers, other packages and TensorBoard.
+//! - `averages`: weights that are evaluated in place of the trained ones, and runs with
+//!   each optimizer.
 //! - `pipeline`, `pipeline_errors`, `pipeline_timeline`: pipeline schedules.
 //! - `engine`, `packing`, `parallelism`, `resume`, `torch_run`: training small models.
 //! - `published`: names and shapes in checkpoints of every family.
@@ -19,6 +21,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 #![allow(clippy::print_stdout, reason = "how close runs are is worth knowing")]
 
+mod averages;
 mod config;
 mod config_properties;
 #[allow(dead_code, reason = "shared with the tests of `tensor`")]
@@ -31,6 +34,7 @@ mod engine;
 mod events;
 mod examples;
 mod interpreter;
+mod optimizer_packages;
 mod optimizers;
 mod own_extensions;
 mod packing;

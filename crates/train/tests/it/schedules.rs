@@ -21,7 +21,7 @@ struct Case {
 fn rates_are_those_of_transformers() {
     let record: Record = serde_json::from_str(include_str!("../fixtures/schedules.json")).unwrap();
     assert!(record.transformers.starts_with("5."), "{}", record.transformers);
-    assert_eq!(record.cases.len(), 36);
+    assert_eq!(record.cases.len(), 62);
     for Case { schedule, total, rates } in record.cases {
         let rate = LearningRate::new(1.0, &schedule, total).unwrap();
         assert_eq!(rates.len() as u64, total);

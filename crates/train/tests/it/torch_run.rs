@@ -61,7 +61,8 @@ fn run(fixture: &Fixture, how: &Setup, trained: &Trained) -> Vec<StepResult> {
         _ => (fixture.lora_rate, fixture.lora.len()),
     };
     let optimizer = OptimizerConfig { betas: [0.9, 0.95], weight_decay: 0.1, ..OptimizerConfig::default() };
-    let recipe = Recipe { config: config(), trained: trained.clone(), optimizer, device: device() };
+    let recipe =
+        Recipe { config: config(), trained: trained.clone(), optimizer, ema: None, device: device() };
     let schedule = ScheduleConfig { warmup_steps: fixture.warmup, ..ScheduleConfig::default() };
     let rates = LearningRate::new(rate, &schedule, steps as u64).unwrap();
     let all = threads::run(how.ranks, GangOptions::default(), |root| {

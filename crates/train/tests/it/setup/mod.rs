@@ -16,9 +16,9 @@ use weightloom_nn::{
     ActivationCheckpointing, Adapter, DecoderConfig, Model, Parallel, SequenceParallelism, Stage, Usage,
 };
 use weightloom_tensor::{Device, Tensor};
-use weightloom_train::config::{OptimizerConfig, OptimizerKind, PipelineSchedule};
+use weightloom_train::config::{EmaConfig, OptimizerConfig, OptimizerKind, PipelineSchedule};
 use weightloom_train::engine::{ClipNorm, Engine, EngineSettings, MicroBatch, StepResult, StepSettings};
-use weightloom_train::optimizer::{Patterns, WeightDecay, from_config};
+use weightloom_train::optimizer::{Patterns, WeightDecay, from_config, with_average};
 use weightloom_train::pipeline::Schedule;
 
 use models::VOCABULARY;
@@ -36,6 +36,7 @@ pub struct Recipe {
     pub config: DecoderConfig,
     pub trained: Trained,
     pub optimizer: OptimizerConfig,
+    pub ema: Option<EmaConfig>,
     pub device: Device,
 }
 
@@ -43,7 +44,7 @@ impl Recipe {
     /// All weights of a model, with AdamW.
     pub fn of(config: DecoderConfig) -> Self {
         let optimizer = OptimizerConfig { lr: 1e-2, ..OptimizerConfig::default() };
-        Self { config, trained: Trained::Weights, optimizer, device: device() }
+        Self { config, trained: Trained::Weights, optimizer, ema: None, device: device() }
     }
 
     pub fn on(self, device: Device) -> Self {
@@ -228,7 +229,7 @@ impl Trainer {
             gangs: gangs.clone(),
             dist,
             schedule: Arc::new(schedule),
-            optimizer: from_config(&recipe.optimizer).unwrap(),
+            optimizer: with_average(from_config(&recipe.optimizer).unwrap(), recipe.ema.as_ref()),
             decay: &WeightDecay::new(&recipe.optimizer, []).unwrap(),
             frozen: &Patterns::new("none", &[]).unwrap(),
             checkpointing: how.checkpointing,
