@@ -6,7 +6,9 @@ use weightloom_document::{Content, Node};
 
 use super::dump::dump;
 use super::outline::outline;
-use super::{Config, DataConfig, LoraConfig, ModelConfig, TrainConfig};
+use super::{
+    Config, DataConfig, EarlyStopping, EvalConfig, LoraConfig, ModelConfig, SpikeConfig, TrainConfig,
+};
 use crate::extensions::Extensions;
 
 const INTRODUCTION: &str = "\
@@ -67,7 +69,9 @@ fn sample() -> Config {
     };
     let data: DataConfig =
         serde_json::from_value(Value::Object(Default::default())).expect("every key of `data` has a default");
-    Config { model, data, train: TrainConfig::default() }
+    let eval = EvalConfig { early_stopping: Some(EarlyStopping::default()), ..EvalConfig::default() };
+    let on_spike = Some(SpikeConfig::default());
+    Config { model, data, train: TrainConfig { on_spike, eval, ..TrainConfig::default() } }
 }
 
 fn section(page: &mut String, keys_of: &Section, order: &Content, path: &str) {

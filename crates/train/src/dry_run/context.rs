@@ -10,7 +10,7 @@ use crate::loss::SelectedLoss;
 use crate::optimizer::{Optimizer, Patterns};
 use crate::pipeline::Schedule;
 
-/// The dtype of stored parameters, gradients and optimizer states.
+/// The dtype of trained parameters, gradients and optimizer states.
 pub(super) const STORAGE_DTYPE: DType = DType::F32;
 
 /// Whether an adapter changes a parameter.
