@@ -54,16 +54,29 @@ pub enum Control {
 /// The result of an evaluation during training.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Evaluation {
-    /// Mean loss over all targets of the evaluation data, if there is any.
+    /// Mean loss over all targets of `data.eval_paths`, or else the mean of the losses
+    /// of the other sets; `None` without evaluation data.
     pub loss: Option<f64>,
     /// Number of target tokens.
     pub targets: u64,
+    /// The losses of `data.eval_sets`.
+    pub sets: BTreeMap<String, SetLoss>,
     /// Prompts and the text generated for each.
     pub samples: Vec<(String, String)>,
 }
 
+/// The loss of an evaluation set.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct SetLoss {
+    /// Mean loss over all targets.
+    pub loss: f64,
+    /// Number of target tokens.
+    pub targets: u64,
+}
+
 /// A notice for the user about the run's data or settings.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub enum Notice {
     /// Samples need the whole model on each rank, not pipeline stages.
@@ -90,8 +103,11 @@ pub struct RunSummary {
     /// ignored; `None` if all matched.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weights_mismatch: Option<CheckpointMismatch>,
-    /// The evaluation data that is used, if there is any.
+    /// The evaluation data of `data.eval_paths` that is used, if there is any.
     pub eval: Option<DocumentsRead>,
+    /// That of `data.eval_sets`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub eval_sets: BTreeMap<String, DocumentsRead>,
     /// Parameters of the model.
     pub parameters: u64,
     /// Parameters that are trained: weights, or those of an adapter.

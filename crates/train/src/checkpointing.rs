@@ -29,6 +29,7 @@ use weightloom_tensor::{Device, HostMemory, Tensor};
 use crate::engine::{Engine, StageModel, Tied};
 use crate::error::TrainError;
 use crate::optimizer::{ParameterStates, StateTensor};
+use crate::guard::GuardState;
 use published::publish;
 
 pub use planners::{LoadPlanners, PlannerKind, SavePlanners};
@@ -54,6 +55,9 @@ pub struct Progress {
     pub best: Option<f64>,
     /// Name of the optimizer.
     pub optimizer: String,
+    /// What is needed to judge the next steps.
+    #[serde(default)]
+    pub guard: GuardState,
     /// The resolved config of the run that saved it.
     #[serde(default)]
     pub config: serde_json::Value,

@@ -22,15 +22,18 @@ mod change;
 mod check;
 mod data;
 mod dump;
+mod guard;
 mod model;
 mod outline;
 mod read;
 mod reference;
 mod rule;
 mod train;
+mod warning;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use weightloom_layout::DType;
 
 pub(crate) use change::to_value;
 pub use change::{ChangeEffect, ConfigChange, changes};
@@ -43,13 +46,16 @@ pub use rule::{ConfigErrors, ConfigFault, Problem, Remedy, Rule};
 pub use weightloom_document::Origin;
 pub use weightloom_document::variables::Lookup;
 
-pub use data::{DataConfig, DataFormat, DataType, RowLayout, TrainOn};
+pub use data::{DataConfig, DataFormat, DataType, EvalSet, RowLayout, TrainOn};
+pub use guard::{BadStepAction, EarlyStopping, SpikeConfig};
 pub use model::{LoadStrictness, LoraConfig, ModelConfig};
 pub(crate) use model::{is_named, is_target};
 pub use train::{
     Accelerator, CheckpointConfig, EvalConfig, GradientCheckpointing, LoggingConfig, PipelineSchedule,
     Precision, Resume, SampleConfig, TrainConfig,
 };
+pub use warning::ConfigWarning;
+pub(crate) use warning::RunFacts;
 
 pub use crate::checkpointing::PlannerKind;
 pub use crate::loss::{LossConfig, LossKind};
@@ -68,4 +74,15 @@ pub struct Config {
     /// Training settings.
     #[serde(default)]
     pub train: TrainConfig,
+}
+
+impl Config {
+    /// The dtype in which a run holds the weights of the model. Trained weights are
+    /// in `f32`; the base of an adapter need not be.
+    pub fn weights_dtype(&self) -> DType {
+        match (self.train.precision, &self.model.lora) {
+            (Precision::Bf16, Some(_)) => DType::Bf16,
+            (Precision::Bf16, None) | (Precision::F32, _) => DType::F32,
+        }
+    }
 }

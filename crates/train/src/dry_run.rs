@@ -31,7 +31,7 @@ use weightloom_gang::GangSizes;
 use weightloom_nn::{ModelDefinition, Parallel, Stage};
 
 pub use error::DryRunError;
-pub use fit::{DeviceMemory, Effect, FitReport, Remedy};
+pub use fit::{DeviceMemory, Effect, FitReport, GpuFit, Remedy};
 pub use report::{
     AxisTraffic, BatchReport, CheckpointReport, DataReport, DryRun, FlopReport, MemoryReport, MeshReport,
     PipelineReport, RankReport, StageReport, TimeReport, TrafficItem,
@@ -107,6 +107,8 @@ pub fn run(settings: &DryRunSettings<'_>) -> Result<DryRun, DryRunError> {
         checkpoint: checkpoint::report(&context, &of_stage)?,
         data: data_report(settings),
         fit: None,
+        gpus: Vec::new(),
+        warnings: Vec::new(),
         ranks,
     })
 }
@@ -140,10 +142,16 @@ fn data_report(settings: &DryRunSettings<'_>) -> DataReport {
 fn time_report(settings: &DryRunSettings<'_>, flops: f64) -> Option<TimeReport> {
     let train = &settings.config.train;
     let seconds_per_step = flops / (train.logging.peak_tflops? * 1e12);
+    let steps = steps_of(settings.config, settings.data.and_then(|data| data.summary));
+    Some(TimeReport { seconds_per_step, steps, seconds: steps.map(|steps| steps as f64 * seconds_per_step) })
+}
+
+/// The steps of a run, if they are known: with epochs, once all documents are counted.
+pub(crate) fn steps_of(config: &Config, data: Option<&DataSummary>) -> Option<u64> {
+    let train = &config.train;
     let of_epochs = || {
-        let rows = settings.data?.summary?.rows?.saturating_mul(train.epochs);
+        let rows = data?.rows?.saturating_mul(train.epochs);
         Some(rows.div_ceil(train.global_batch_size.max(1) as u64))
     };
-    let steps = train.max_steps.or_else(of_epochs);
-    Some(TimeReport { seconds_per_step, steps, seconds: steps.map(|steps| steps as f64 * seconds_per_step) })
+    train.max_steps.or_else(of_epochs)
 }

@@ -7,6 +7,7 @@
 //! ranks.
 
 mod evaluated;
+mod layer_norms;
 mod microbatch;
 mod nan_check;
 mod step;
@@ -25,9 +26,10 @@ use crate::loss::{LossArgs, SelectedLoss};
 use crate::optimizer::{LearningRateScale, Optimizer, ParameterStates, Patterns, WeightDecay};
 use crate::pipeline::{Action, Schedule};
 
+pub use layer_norms::{LayerNorms, NormsByLayer};
 pub use microbatch::MicroBatch;
 pub(crate) use step::Tied;
-pub use step::{ClipNorm, StepHooks, StepResult, StepSettings};
+pub use step::{ClipNorm, StepHooks, StepResult, StepSettings, StepVerdict};
 
 /// One pipeline stage on this rank.
 pub struct StageModel {

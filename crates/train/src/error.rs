@@ -2,7 +2,7 @@
 
 use weightloom_checkpoint::CheckpointError;
 use weightloom_dtensor::DTensorError;
-use weightloom_errors::{FileError, Hint, did_you_mean, name_list};
+use weightloom_errors::{FileError, Hint, name_list};
 use weightloom_gang::{GangError, GangsError};
 use weightloom_hub::HubError;
 use weightloom_hub::cards::RunError;
@@ -11,9 +11,10 @@ use weightloom_tensor::TensorError;
 
 use crate::callback::CallbackError;
 use crate::config::{ConfigChange, ConfigErrors};
-use crate::data::DataError;
+use crate::data::{BatchDocuments, DataError};
 use crate::dry_run::DryRunError;
 use crate::extensions::UnknownName;
+use crate::lora_target::UnknownTarget;
 use crate::loss::LossError;
 use crate::metrics::MetricsError;
 use crate::optimizer::{OptimizerError, OptimizerFault, PatternError};
@@ -40,8 +41,14 @@ pub enum TrainError {
     Progress { location: String, message: String },
     #[error("`{location}` was trained with `{found}`, but the config selects `{selected}`")]
     OtherOptimizer { location: String, found: String, selected: &'static str },
-    #[error("step {step} has loss {loss} and gradient norm {gradient_norm}: {what}")]
-    NotFinite { step: u64, loss: String, gradient_norm: String, what: String },
+    #[error("step {step} has loss {loss} and gradient norm {gradient_norm}: {what}{batch}")]
+    NotFinite { step: u64, loss: String, gradient_norm: String, what: String, batch: BatchOutcome },
+    #[error(
+        "step {step} has loss {loss:.4}, far above {mean:.4} ± {deviation:.4} in the steps before{batch}"
+    )]
+    Spike { step: u64, loss: f64, mean: f64, deviation: f64, batch: BatchOutcome },
+    #[error("`train.eval.early_stopping` is set, but there is no evaluation data")]
+    NoEvalData,
     #[error("cannot run step {step} in micro-batches of {}: {reason}", rows_text(*.rows))]
     OutOfMemory { step: u64, rows: usize, reason: Box<Self> },
     #[error("cannot resume `{checkpoint}` of step {step}: the config changed: {}", change_list(.changes))]
@@ -86,8 +93,8 @@ pub enum TrainError {
          rename it"
     )]
     ForeignModules { family: String, module: String },
-    #[error("unknown module `{target}` in `model.lora.target_modules`")]
-    NoSuchModule { target: String, near: Option<String> },
+    #[error(transparent)]
+    Target(#[from] UnknownTarget),
     #[error("cannot train the adapter `{path}`: `{name}` is not a low-rank update")]
     Untrainable { path: String, name: String },
     #[error("the model config of `{path}` is unknown before its download")]
@@ -138,6 +145,33 @@ pub enum TrainError {
     Gangs(#[from] GangsError),
     #[error(transparent)]
     Gang(#[from] GangError),
+}
+
+/// What is known about the batch of a bad step, and what became of the weights.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct BatchOutcome {
+    pub documents: BatchDocuments,
+    /// The checkpoint of the weights before the step.
+    pub saved: Option<String>,
+}
+
+impl std::fmt::Display for BatchOutcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.documents.total {
+            0 => Ok(()),
+            _ => write!(f, "; its batch has {}", self.documents),
+        }
+    }
+}
+
+impl BatchOutcome {
+    fn weights(&self) -> String {
+        match &self.saved {
+            Some(saved) => format!("the weights before it are saved in `{saved}`"),
+            None => "the weights are unchanged".to_owned(),
+        }
+    }
 }
 
 fn rows_text(rows: usize) -> String {
@@ -230,13 +264,24 @@ impl Hint for TrainError {
                     "set `train.optimizer.kind: {found}`, or start a new run with `model.weights_path`"
                 ));
             }
-            Self::NoSuchModule { near, .. } => return did_you_mean(near.as_deref()),
+            Self::Target(error) => return error.hint(),
             Self::NoGradient { .. } => "add it to `model.freeze_modules`",
             Self::Progress { .. } => "resume from a checkpoint that a training run saved",
-            Self::NotFinite { .. } => {
-                "lower `train.optimizer.lr`, increase `train.schedule.warmup_steps`, or inspect the data of \
-                 this step; the weights are unchanged"
+            Self::NotFinite { batch, .. } => {
+                return Some(format!(
+                    "lower `train.optimizer.lr`, increase `train.schedule.warmup_steps`, inspect the data of \
+                     this step, or set `train.on_nan` to skip or roll_back; {}",
+                    batch.weights()
+                ));
             }
+            Self::Spike { batch, .. } => {
+                return Some(format!(
+                    "lower `train.optimizer.lr`, inspect the data of this step, or set `train.on_spike.action` \
+                     to skip or roll_back; {}",
+                    batch.weights()
+                ));
+            }
+            Self::NoEvalData => "set `data.eval_paths`, or remove `train.eval.early_stopping`",
             Self::OutOfMemory { rows, .. } => {
                 let fewer = if *rows > 1 {
                     format!("`train.micro_batch_size` below {rows}, ")

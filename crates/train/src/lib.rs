@@ -40,6 +40,8 @@ pub mod dry_run;
 pub mod engine;
 mod error;
 pub mod extensions;
+mod guard;
+mod lora_target;
 pub mod loss;
 pub mod metrics;
 #[cfg(test)]
@@ -55,8 +57,10 @@ mod trainer;
 mod warning;
 
 pub use config::Config;
-pub use error::TrainError;
+pub use error::{BatchOutcome, TrainError};
+pub use guard::{GuardState, Spike};
 pub use extensions::Extensions;
+pub use lora_target::UnknownTarget;
 pub use trainer::{
     ConfigChanges, DataPreview, DryRunRequest, End, Outcome, TrainRequest, dry_run, is_running, preview_data,
     train,

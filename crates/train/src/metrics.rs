@@ -35,8 +35,8 @@ pub use sinks::Sinks;
 pub use tensorboard::TensorBoard;
 
 pub use crate::callback::{RunSummary, TimeEstimate};
-use crate::config::LoggingConfig;
-use crate::data::DocumentsRead;
+use crate::config::{BadStepAction, LoggingConfig};
+use crate::data::{BatchDocuments, DocumentsRead};
 
 /// A metric sink.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -185,11 +185,27 @@ pub enum EventKind {
         /// The documents of the training data; `None` for dummy data.
         data: Option<DocumentsRead>,
     },
+    /// A step whose update was not made.
+    BadStep(BadStep),
     /// Something that the run survived.
     Warning {
         /// What happened.
         message: String,
     },
+}
+
+/// A step whose update was not made.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct BadStep {
+    /// The number of the step.
+    pub bad_step: u64,
+    pub action: BadStepAction,
+    pub reason: String,
+    pub documents: BatchDocuments,
+    /// The step that the run returned to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub back_to: Option<u64>,
 }
 
 /// Opens the sinks of `report_to` in the run's folder. The run continues after

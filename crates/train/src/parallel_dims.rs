@@ -117,7 +117,6 @@ impl Check {
     fn zeros(&mut self, accelerator: &Accelerator, world: usize, batch: &BatchSizes) {
         let Accelerator { dp_replicate, dp_shard, tp, cp, pp, ep, vpp, .. } = *accelerator;
         let sizes = [
-            ("world", world),
             ("dp_replicate", dp_replicate),
             ("tp", tp),
             ("pp", pp),
@@ -125,6 +124,9 @@ impl Check {
             ("global_batch_size", batch.global_batch_size),
             ("micro_batch_size", batch.micro_batch_size.unwrap_or(1)),
         ];
+        if world == 0 {
+            self.report(ParallelDimError::NoRanks);
+        }
         for (name, _) in sizes.into_iter().filter(|(_, size)| *size == 0) {
             self.report(ParallelDimError::Zero { name });
         }

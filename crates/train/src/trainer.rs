@@ -1,11 +1,14 @@
 //! The training loop: data, steps, evaluations, checkpoints.
 
 mod adapter;
+mod bad_steps;
 mod batch;
 mod build;
 mod checkpoint_manager;
+mod checks;
 mod dataset;
 mod dry_run;
+mod epochs;
 mod evaluate;
 mod free_space;
 mod lock;
@@ -21,6 +24,7 @@ mod weights;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 use weightloom_checkpoint::Observer;
 use weightloom_checkpoint::plan::LoadPlannerFactory;
@@ -32,7 +36,7 @@ use weightloom_hub::{CheckpointMismatch, Hub};
 
 use crate::callback::{Callback, Evaluator, RunSummary, for_each};
 use crate::checkpointing::Progress;
-use crate::config::{Config, to_value};
+use crate::config::{Config, RunFacts, to_value};
 use crate::data::{DocumentsRead, PromptStyle};
 use crate::engine::Engine;
 use crate::error::TrainError;
@@ -42,11 +46,12 @@ use crate::warning::Warning;
 
 use build::{Built, build, load_planner, open_checkpoint};
 use checkpoint_manager::CheckpointManager;
+use checks::check_config;
 use dataset::ResolvedConfig;
 use evaluate::HeldOut;
 use resume::{compare_config, restore_data};
 use resume_point::name_damage;
-use run::Run;
+use run::{Run, Stretch};
 use survey::Survey;
 
 pub use dry_run::{DryRunRequest, dry_run};
@@ -125,6 +130,8 @@ pub struct Outcome {
     pub data: Option<DocumentsRead>,
     /// How prompts look to the trained model.
     pub prompt_style: PromptStyle,
+    /// Whether checkpoints have a tokenizer, so that they can be prompted.
+    pub has_tokenizer: bool,
     /// Tensors of the initial weights that did not match, and were initialized or
     /// ignored; `None` if all matched, or if the run was resumed.
     pub weights_mismatch: Option<CheckpointMismatch>,
@@ -137,6 +144,8 @@ pub struct Outcome {
 pub enum End {
     /// All steps are done.
     Finished,
+    /// The evaluation loss no longer improves (`train.eval.early_stopping`).
+    EarlyStopped,
     /// It was stopped and can be resumed.
     Stopped,
 }
@@ -160,6 +169,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
     let recorded = config;
     let resolved = ResolvedConfig::new(config, hub)?;
     let config = &resolved.config;
+    check_config(config, &extensions)?;
     for callback in extensions.callbacks.build(&config.train.callbacks)? {
         callbacks.push(callback);
     }
@@ -200,6 +210,12 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         survey::survey(config, &mut built.loader, &gang, &mut callbacks)?;
     let Built { engine, mut loader, dims, spec, tokenizer, assets, card, weights_mismatch, mut notices } =
         built;
+    let definition = engine.stages().first().map(|stage| stage.model.definition());
+    let config_warnings = config.warnings(RunFacts {
+        context_length: definition.and_then(|definition| definition.context_length()),
+        steps: Some(total),
+        rows: summary.as_ref().and_then(|summary| summary.rows),
+    });
     let mut progress = match (&resumed, restored) {
         (Some(path), Some(progress)) => {
             notices.extend(restore_data(&mut loader, &progress, path, config_changes)?);
@@ -217,7 +233,8 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         data: summary,
         dataset: resolved.dataset(),
         weights_mismatch: weights_mismatch.clone(),
-        eval: held_out.documents.clone(),
+        eval: held_out.documents(),
+        eval_sets: held_out.documents_of_sets(),
         parameters: engine.stages().first().map_or(0, |stage| stage.model.definition().parameter_count()),
         trainable_parameters: engine.trainable_parameters()?,
         steps: total,
@@ -236,6 +253,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
             let mut warnings = checkpoints.set_aside()?;
             let steps = total.saturating_sub(progress.step);
             warnings.extend(checkpoints.check_space(checkpoint_bytes, steps)?);
+            warnings.extend(config_warnings.into_iter().map(Warning::Config));
             write_config(&folder, recorded)?;
             let sinks = open(&config.train.logging, &extensions.sinks, &folder, progress.step)?;
             (sinks, warnings, Some(lock))
@@ -243,22 +261,28 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         _ => (Sinks::default(), Vec::new(), None),
     };
     checkpoints.set_assets(card, assets);
-    let began = progress.step;
+    let (began, has_tokenizer) = (progress.step, tokenizer.is_some());
     let flops = flops_per_token(&engine, config);
     let peak = config.train.logging.peak_tflops.map(|peak| peak * 1e12 * gang.size() as f64);
     let mut run = Run {
         config,
-        gang,
+        gang: Arc::clone(&gang),
         stop,
         callbacks,
         evaluators,
         engine,
+        before: data.state().position,
         data,
         sinks,
         checkpoints,
         held_out,
         rates,
         micro_batch_size: dims.micro_batch_size,
+        first_micro_batch_size: dims.micro_batch_size,
+        rows_per_rank: dims.rows_per_rank,
+        resumed,
+        returns: 0,
+        last_save: Instant::now(),
         total,
         epoch,
         meter: Meter::new(Some(flops), peak),
@@ -272,7 +296,20 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         stall: 0.0,
         warnings: Vec::new(),
     };
-    let end = run.run(resumed.as_deref(), warnings)?;
+    let rebuild = |path: Option<&Path>| -> Result<(Engine, Progress), TrainError> {
+        let Built { mut engine, .. } = build(config, hub, &extensions, &gang, path, fetching, reading)?;
+        let planner = load_planner(config, &extensions)?;
+        let restored = path.map(|path| restore_engine(&mut engine, path, &*planner, reading)).transpose()?;
+        let initial = Progress { optimizer: engine.optimizer.name().to_owned(), ..Progress::default() };
+        Ok((engine, restored.unwrap_or(initial)))
+    };
+    run.begin(warnings)?;
+    let end = loop {
+        match run.steps()? {
+            Stretch::End(end) => break end,
+            Stretch::RollBack(bad) => run = run.roll_back(bad, &extensions, &rebuild)?,
+        }
+    };
     let documents = run.documents_read();
     let Run { progress, checkpoints, loss, eval_loss, stall, warnings, .. } = run;
     Ok(Outcome {
@@ -286,6 +323,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         stall,
         data: documents,
         prompt_style,
+        has_tokenizer,
         weights_mismatch,
         warnings,
     })

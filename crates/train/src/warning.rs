@@ -2,8 +2,12 @@
 
 use std::fmt;
 
+use weightloom_errors::Hint as _;
+
+use crate::config::ConfigWarning;
+
 /// Something that went wrong without ending the run.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum Warning {
@@ -16,6 +20,10 @@ pub enum Warning {
     Metrics { reason: String },
     /// A step ran out of memory. The run continues with smaller micro-batches.
     OutOfMemory { step: u64, rows: usize, smaller: usize, reason: String },
+    /// The weights are not updated in a bad step.
+    BadStep { reason: String, back_to: Option<u64> },
+    /// A value of the config is surely not what is wanted.
+    Config(ConfigWarning),
     /// The checkpoints that the run keeps may not fit on the disk.
     FreeSpace { path: String, free: u64, checkpoint: u64, kept: u64 },
 }
@@ -35,6 +43,14 @@ impl fmt::Display for Warning {
                 "cannot run step {step} in micro-batches of {rows} rows: {reason}; the run continues with \
                  `train.micro_batch_size: {smaller}`"
             ),
+            Self::BadStep { reason, back_to: None } => write!(f, "skipped an update: {reason}"),
+            Self::BadStep { reason, back_to: Some(step) } => {
+                write!(f, "returned to step {step}: {reason}")
+            }
+            Self::Config(warning) => {
+                let fix = warning.hint().map_or_else(String::new, |hint| format!("; {hint}"));
+                write!(f, "{warning}{fix}")
+            }
             Self::FreeSpace { path, free, checkpoint, kept } => write!(
                 f,
                 "`{path}` has {} free, but the run keeps up to {kept} checkpoints of {}",

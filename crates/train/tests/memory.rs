@@ -17,12 +17,12 @@ use weightloom_cuda::{FakeDriver, Gpu};
 use weightloom_dtensor::{DistContext, DistOptions};
 use weightloom_gang::{GangOptions, GangSizes, Gangs, solo};
 use weightloom_hub::{ModelLoadOptions, new_model};
-use weightloom_layout::DType;
 use weightloom_nn::{
-    ActivationCheckpointing, AttentionConfig, DecoderConfig, ForwardArgs, Input, MlpConfig, Parallel, Stage,
+    ActivationCheckpointing, Adapter, AttentionConfig, DecoderConfig, ForwardArgs, Input, MlpConfig,
+    Parallel, Stage,
 };
 use weightloom_tensor::{Device, memory};
-use weightloom_train::config::Config;
+use weightloom_train::config::{Config, LoraConfig};
 use weightloom_train::dry_run::{self, DryRunSettings, MemoryReport, StageReport};
 use weightloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
 use weightloom_train::optimizer::{Patterns, WeightDecay, from_config};
@@ -71,7 +71,7 @@ fn new_engine(config: &Config, checkpointing: ActivationCheckpointing, device: D
     let dist = DistContext::with_options(Arc::clone(&gangs.root), options);
     let options = ModelLoadOptions {
         gangs: Some(gangs.clone()),
-        dtype: Some(DType::F32),
+        dtype: Some(config.weights_dtype()),
         usage: config.train.accelerator.usage(config.train.precision, 1),
         dist: Some(Arc::clone(&dist)),
         device,
@@ -89,7 +89,16 @@ fn new_engine(config: &Config, checkpointing: ActivationCheckpointing, device: D
         checkpointing,
         dropout: 0.0,
     };
-    Engine::new(settings, vec![(0, decoder, None)]).unwrap()
+    let adapter = config.model.lora.as_ref().map(|lora| {
+        let mut adapter = Adapter::new();
+        let names = decoder.parameters().iter().filter_map(|(name, _)| name.strip_suffix(".weight"));
+        let is_target = |module: &&str| lora.target_modules.iter().any(|target| module.ends_with(target));
+        for module in names.filter(is_target) {
+            adapter.add_new(&*decoder, module, lora.rank, 2.0, 3).unwrap();
+        }
+        adapter
+    });
+    Engine::new(settings, vec![(0, decoder, adapter)]).unwrap()
 }
 
 fn rows_at_once(config: &Config) -> usize {
@@ -115,12 +124,16 @@ fn measured(config: &Config, checkpointing: ActivationCheckpointing, device: Dev
     let micros = micro_batches(rows_at_once(config));
 
     let decoder = &engine.stages()[0].model;
+    let adapter = engine.stages()[0].adapter.as_ref().map(|adapter| (adapter, 1.0));
     let held = in_use(device);
     let batch = decoder.shard().batch(&micros[0].inputs, micros[0].rows).unwrap();
     let hidden = decoder
-        .forward(Input::Tokens(batch.clone()), ForwardArgs { checkpointing, ..ForwardArgs::default() })
+        .forward(
+            Input::Tokens(batch.clone()),
+            ForwardArgs { checkpointing, adapters: adapter.into(), ..ForwardArgs::default() },
+        )
         .unwrap();
-    let loss = decoder.loss(&hidden, &batch, 1.0, None).unwrap();
+    let loss = decoder.loss(&hidden, &batch, 1.0, adapter).unwrap();
     drop((hidden, batch));
     let of_passes = in_use(device) - held;
     drop(loss);
@@ -191,19 +204,25 @@ fn memory_is_as_predicted() {
 }
 
 fn as_predicted(device: Device) {
-    for (precision, recompute, micro, kept) in [
-        ("f32", "off", 8, ActivationCheckpointing::Off),
-        ("f32", "off", 2, ActivationCheckpointing::Off),
-        ("f32", "full", 8, ActivationCheckpointing::Full),
-        ("bf16", "off", 4, ActivationCheckpointing::Off),
-        ("bf16", "full", 4, ActivationCheckpointing::Full),
+    let (off, full) = (ActivationCheckpointing::Off, ActivationCheckpointing::Full);
+    for (precision, recompute, micro, kept, lora) in [
+        ("f32", "off", 8, off, None),
+        ("f32", "off", 2, off, None),
+        ("f32", "full", 8, full, None),
+        ("bf16", "off", 4, off, None),
+        ("bf16", "full", 4, full, None),
+        ("f32", "off", 2, off, Some(8)),
+        ("bf16", "off", 2, off, Some(8)),
+        ("bf16", "full", 8, full, Some(4)),
     ] {
-        let config = config(precision, recompute, micro);
+        let mut config = config(precision, recompute, micro);
+        config.model.lora = lora.map(|rank| LoraConfig { rank, ..LoraConfig::default() });
         let (stage, memory) = predicted(&config);
         let (of_passes, most) = measured(&config, kept, device);
         let said = stage.activations + stage.kept_weights;
-        let about =
-            format!("{device}, {precision}, recompute {recompute}, {micro} rows: {stage:?} {memory:?}");
+        let about = format!(
+            "{device}, {precision}, recompute {recompute}, {micro} rows, {lora:?}: {stage:?} {memory:?}"
+        );
         let off = of_passes as f64 / said as f64;
         assert!((0.995..1.02).contains(&off), "kept {of_passes}, not {said} ({off:.3}); {about}");
         let off = most as f64 / memory.peak as f64;

@@ -44,7 +44,7 @@ impl fmt::Display for ConfigChange {
 /// Sections and keys that do not change what a step computes. The files of
 /// `data.paths` and `data.dataset` are compared one by one, and initial weights
 /// are not loaded again.
-const HARMLESS: [&str; 14] = [
+const HARMLESS: [&str; 17] = [
     "train.device",
     "train.checkpoint",
     "train.callbacks",
@@ -58,6 +58,10 @@ const HARMLESS: [&str; 14] = [
     "data.paths",
     "data.dataset",
     "data.eval_paths",
+    "data.eval_sets",
+    // They answer what has happened.
+    "train.on_nan",
+    "train.on_spike",
     "data.max_dropped",
 ];
 

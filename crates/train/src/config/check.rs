@@ -74,6 +74,12 @@ fn is_non_negative(value: f64) -> bool {
     value.is_finite() && value >= 0.0
 }
 
+/// Whether a name can be a part of the names of metrics.
+fn is_metric_name(name: &str) -> bool {
+    let fits = |letter: char| letter.is_ascii_alphanumeric() || "_-.".contains(letter);
+    !name.is_empty() && name.chars().all(fits)
+}
+
 impl Rules {
     fn report(&mut self, paths: &[&str], rule: Rule) {
         self.broken.push(Broken { paths: paths.iter().map(|path| (*path).to_owned()).collect(), rule });
@@ -173,6 +179,17 @@ impl Rules {
         }
         self.none_empty("data.paths", &data.paths, "name a file or a folder");
         self.none_empty("data.eval_paths", &data.eval_paths, "name a file or a folder");
+        for (name, set) in &data.eval_sets {
+            let path = format!("data.eval_sets.{name}");
+            if !is_metric_name(name) {
+                let wanted = "a name of letters, digits, `_`, `-` and `.`";
+                self.report(&[&path], Rule::Outside { found: format!("`{name}`"), wanted });
+            }
+            if set.paths.is_empty() {
+                self.report(&[&format!("{path}.paths")], Rule::Empty { advice: "list files or folders" });
+            }
+            self.none_empty(&format!("{path}.paths"), &set.paths, "name a file or a folder");
+        }
         if let Some(text) = &data.chat_template {
             self.not_empty("data.chat_template", text, "set it to null, or remove it");
         }
@@ -361,6 +378,30 @@ impl Rules {
         }
     }
 
+    fn guard(&mut self, config: &Config) {
+        let train = &config.train;
+        if let Some(spike) = &train.on_spike {
+            self.at_least("train.on_spike.window", spike.window as u64, 2);
+            self.number("train.on_spike.threshold", spike.threshold, "a positive number", |threshold| {
+                threshold.is_finite() && threshold > 0.0
+            });
+        }
+        let Some(stopping) = &train.eval.early_stopping else { return };
+        let name = |key: &str| format!("train.eval.early_stopping.{key}");
+        self.at_least(&name("patience"), stopping.patience, 1);
+        self.number(&name("min_delta"), stopping.min_delta, "0 or more", is_non_negative);
+        let needs = |other, wanted| Rule::Needs { found: "early stopping".to_owned(), other, wanted };
+        let path = "train.eval.early_stopping";
+        // A dataset card may have evaluation data.
+        if !config.data.has_eval_data() && config.data.dataset.is_none() {
+            self.report(&[path, "data.eval_paths"], needs("data.eval_paths", "a list of files"));
+        }
+        if train.eval.eval_steps == 0 {
+            let other = "train.eval.eval_steps";
+            self.report(&[path, other], needs(other, "1 or more"));
+        }
+    }
+
     fn output(&mut self, config: &Config) {
         let train = &config.train;
         self.not_empty(
@@ -377,12 +418,19 @@ impl Rules {
                 self.report(&[path, other], rule);
             }
         }
+        self.number(
+            "train.checkpoint.save_minutes",
+            train.checkpoint.save_minutes,
+            "0 or more",
+            is_non_negative,
+        );
         self.at_least("train.logging.logging_steps", train.logging.logging_steps, 1);
         if let Some(peak) = train.logging.peak_tflops {
             self.number("train.logging.peak_tflops", peak, "a positive number", |peak| {
                 peak.is_finite() && peak > 0.0
             });
         }
+        self.guard(config);
         let samples = &train.eval.samples;
         self.number("train.eval.samples.temperature", samples.temperature, "0 or more", is_non_negative);
         if !samples.prompts.is_empty() {

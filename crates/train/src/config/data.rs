@@ -1,5 +1,7 @@
 //! The `data` section: training data.
 
+use std::collections::BTreeMap;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -20,9 +22,14 @@ pub struct DataConfig {
     /// `separator` and `chat_template` are the card's unless they are set here.
     #[serde(default)]
     pub dataset: Option<String>,
-    /// Evaluation files, folders and glob patterns.
+    /// Evaluation files, folders and glob patterns: the main evaluation set, whose
+    /// loss is `eval/loss`.
     #[serde(default)]
     pub eval_paths: Vec<String>,
+    /// More evaluation sets by name, such as `{code: {paths: [code.jsonl]}}`, whose
+    /// losses are `eval/<name>/loss`. Without `eval_paths`, `eval/loss` is their mean.
+    #[serde(default)]
+    pub eval_sets: BTreeMap<String, EvalSet>,
     /// Format of each object of a JSON or JSONL file. If set, named files of
     /// other types are read too: as plain text for `text`, else as JSONL.
     #[serde(default)]
@@ -75,6 +82,19 @@ impl DataConfig {
     pub fn row_layout(&self) -> RowLayout {
         if self.packing { RowLayout::Packed } else { RowLayout::Padded }
     }
+
+    /// Whether there is evaluation data.
+    pub fn has_eval_data(&self) -> bool {
+        !self.eval_paths.is_empty() || !self.eval_sets.is_empty()
+    }
+}
+
+/// An evaluation set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EvalSet {
+    /// Files, folders and glob patterns.
+    pub paths: Vec<String>,
 }
 
 /// Source of the training data.

@@ -6,7 +6,9 @@ use weightloom_document::{Content, Node};
 
 use super::dump::dump;
 use super::outline::outline;
-use super::{Config, DataConfig, EmaConfig, LoraConfig, ModelConfig, TrainConfig};
+use super::{
+    Config, DataConfig, EarlyStopping, EmaConfig, EvalConfig, LoraConfig, ModelConfig, SpikeConfig, TrainConfig,
+};
 use crate::extensions::Extensions;
 
 const INTRODUCTION: &str = "\
@@ -67,8 +69,9 @@ fn sample() -> Config {
     };
     let data: DataConfig =
         serde_json::from_value(Value::Object(Default::default())).expect("every key of `data` has a default");
-    let train = TrainConfig { ema: Some(EmaConfig::default()), ..TrainConfig::default() };
-    Config { model, data, train }
+    let eval = EvalConfig { early_stopping: Some(EarlyStopping::default()), ..EvalConfig::default() };
+    let (on_spike, ema) = (Some(SpikeConfig::default()), Some(EmaConfig::default()));
+    Config { model, data, train: TrainConfig { on_spike, ema, eval, ..TrainConfig::default() } }
 }
 
 fn section(page: &mut String, keys_of: &Section, order: &Content, path: &str) {

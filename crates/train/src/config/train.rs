@@ -10,6 +10,7 @@ use weightloom_layout::DType;
 use weightloom_nn::{SequenceParallelism, Usage};
 use weightloom_tensor::DeviceChoice;
 
+use super::guard::{BadStepAction, EarlyStopping, SpikeConfig};
 use crate::checkpointing::PlannerKind;
 use crate::loss::LossConfig;
 use crate::metrics::SinkKind;
@@ -50,6 +51,10 @@ pub struct TrainConfig {
     pub ema: Option<EmaConfig>,
     /// Learning-rate schedule.
     pub schedule: ScheduleConfig,
+    /// What to do after a step whose loss or gradient is NaN or infinite.
+    pub on_nan: BadStepAction,
+    /// What to do after a sudden rise of the loss.
+    pub on_spike: Option<SpikeConfig>,
     /// Checkpoints.
     pub checkpoint: CheckpointConfig,
     /// Logging.
@@ -76,6 +81,8 @@ impl Default for TrainConfig {
             optimizer: OptimizerConfig::default(),
             ema: None,
             schedule: ScheduleConfig::default(),
+            on_nan: BadStepAction::default(),
+            on_spike: None,
             checkpoint: CheckpointConfig::default(),
             logging: LoggingConfig::default(),
             eval: EvalConfig::default(),
@@ -223,8 +230,12 @@ pub enum GradientCheckpointing {
 pub struct CheckpointConfig {
     /// Output folder for checkpoints, metrics and the resolved config.
     pub output_dir: String,
-    /// Steps between checkpoints. 0 saves only at the end.
+    /// Steps between checkpoints. 0 saves only at the end, and after
+    /// `save_minutes`.
     pub save_steps: u64,
+    /// Save a checkpoint if this many minutes have passed since the last one, so that
+    /// a run that is killed loses no more. 0 disables it.
+    pub save_minutes: f64,
     /// Number of most recent checkpoints to keep. 0 keeps all.
     pub keep_last: usize,
     /// Number of checkpoints with the lowest evaluation loss to keep in
@@ -248,6 +259,7 @@ impl Default for CheckpointConfig {
         Self {
             output_dir: "runs/run".to_owned(),
             save_steps: 0,
+            save_minutes: 30.0,
             keep_last: 2,
             keep_best: 1,
             async_save: true,
@@ -287,6 +299,10 @@ pub struct LoggingConfig {
     /// infinity, naming the operation and its layer. If false, a step with a
     /// non-finite loss or gradient is recomputed with the check.
     pub nan_check: bool,
+    /// Steps between records of the norms of weights, gradients and updates of each
+    /// layer. 0 disables them. Such a step needs memory for a copy of the trained
+    /// weights.
+    pub layer_stats_steps: u64,
 }
 
 impl Default for LoggingConfig {
@@ -296,6 +312,7 @@ impl Default for LoggingConfig {
             report_to: vec![SinkKind::Jsonl, SinkKind::Tensorboard],
             peak_tflops: None,
             nan_check: false,
+            layer_stats_steps: 0,
         }
     }
 }
@@ -306,8 +323,11 @@ impl Default for LoggingConfig {
 pub struct EvalConfig {
     /// Steps between evaluations. 0 evaluates only at the end.
     pub eval_steps: u64,
-    /// Maximum number of evaluation rows. 0 uses all.
+    /// Maximum number of rows of each evaluation set. 0 uses all.
     pub max_rows: usize,
+    /// End the run once the evaluation loss no longer improves. The loss is that of
+    /// `data.eval_paths`, or without them the mean over `data.eval_sets`.
+    pub early_stopping: Option<EarlyStopping>,
     /// Text generated from the model at each evaluation.
     pub samples: SampleConfig,
     /// A `sway` suite to run on each checkpoint: `{suite: sway.yaml}`, or the

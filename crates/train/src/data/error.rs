@@ -62,7 +62,7 @@ pub enum DataError {
     NoTokenizer,
     #[error("cannot serialize the tokenizer")]
     Tokenizer { source: TextError },
-    #[error("{file}:{line}: the model has no chat template for this conversation")]
+    #[error("{file}:{line}: the tokenizer has no chat template to render this conversation with")]
     NoTemplate { file: String, line: usize },
     #[error("cannot use the chat template `{file}`")]
     TemplateFile { file: String, source: ChatError },
@@ -157,7 +157,10 @@ impl Hint for DataError {
                 "do not change files during a run; restore the file and resume"
             }
             Self::NoTokenizer => "use a model with a tokenizer, or set `data.type: dummy`",
-            Self::NoTemplate { .. } => "set `data.chat_template` to a file with a template",
+            Self::NoTemplate { .. } => {
+                "set `data.chat_template` to a file with a Jinja template, or `model.tokenizer_path` to the \
+                 tokenizer of a chat model"
+            }
             Self::File(error) => return error.hint(),
             Self::TemplateFile { source, .. }
             | Self::Chat { source, .. }

@@ -15,9 +15,13 @@ use crate::config::{DataConfig, TrainOn};
 pub(super) fn record(
     config: &DataConfig,
     stream: &RowStream,
-    eval: Option<&Documents>,
+    eval: &[&Documents],
 ) -> Result<TrainingData, DataError> {
     let files = stream.documents.data_files()?;
+    let mut eval_files = Vec::new();
+    for documents in eval {
+        eval_files.extend(documents.data_files()?);
+    }
     let kinds: BTreeSet<DataKind> = files.iter().map(|file| file.kind).collect();
     let is_chat = kinds.contains(&DataKind::Chat);
     let template = stream.sampler.templates.pick(&ChatContext::default()).filter(|_| is_chat);
@@ -37,6 +41,6 @@ pub(super) fn record(
         max_seq_len: config.max_seq_len,
         packing: config.packing,
         files,
-        eval_files: eval.map(Documents::data_files).transpose()?.unwrap_or_default(),
+        eval_files,
     })
 }

@@ -188,12 +188,10 @@ impl Loader {
     /// How the data are formatted; `None` for dummy data.
     pub fn training_data(&self) -> Result<Option<TrainingData>, DataError> {
         let Source::Files(stream) = &self.source else { return Ok(None) };
-        let held_out = self.held_out()?;
-        let eval = match held_out.as_ref().map(|loader| &loader.source) {
-            Some(Source::Files(stream)) => Some(&stream.documents),
-            _ => None,
-        };
-        formatting::record(&self.settings.config, stream, eval).map(Some)
+        let sets = self.evaluation_sets()?;
+        let eval: Vec<&Documents> =
+            sets.iter().filter_map(|(_, loader)| Some(&loader.file_stream()?.documents)).collect();
+        formatting::record(&self.settings.config, stream, &eval).map(Some)
     }
 
     /// The text of the template that `data.chat_template` names, if any.
@@ -282,18 +280,8 @@ impl Loader {
 
     /// A loader of one unshuffled epoch of `data.eval_paths`, if there are any.
     pub fn held_out(&self) -> Result<Option<Self>, DataError> {
-        let config = &self.settings.config;
-        if config.eval_paths.is_empty() {
-            return Ok(None);
-        }
-        let config = DataConfig {
-            r#type: DataType::Files,
-            paths: config.eval_paths.clone(),
-            eval_paths: Vec::new(),
-            shuffle: false,
-            ..config.clone()
-        };
-        Self::new(DataSettings { config, epochs: Epochs::Times(1), ..self.settings.clone() }).map(Some)
+        let paths = &self.settings.config.eval_paths;
+        if paths.is_empty() { Ok(None) } else { self.evaluation_of(paths).map(Some) }
     }
 
     /// The first `limit` evaluation rows, or all for 0, in memory at once, and the
@@ -318,6 +306,14 @@ impl Loader {
 
     pub(super) fn position(&self) -> Position {
         self.position
+    }
+
+    pub(super) fn set_position(&mut self, position: Position) {
+        self.position = position;
+    }
+
+    pub(super) fn settings(&self) -> &DataSettings {
+        &self.settings
     }
 
     pub(super) fn dataset(&self) -> Arc<Dataset> {

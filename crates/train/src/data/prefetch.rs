@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 
 use super::error::DataError;
 use super::loader::Loader;
+use super::origins::BatchDocuments;
 use super::row::Batch;
 use super::state::{DataState, Dataset, Position};
 
@@ -19,6 +20,8 @@ pub struct Prefetched {
     receiver: Option<Receiver<Prepared>>,
     thread: Option<JoinHandle<()>>,
     position: Position,
+    /// The documents of the last returned batch.
+    documents: BatchDocuments,
     dataset: Arc<Dataset>,
     /// The end of the data, or the error that ended it.
     end: Option<Result<(), DataError>>,
@@ -27,6 +30,7 @@ pub struct Prefetched {
 /// A batch, and the position after it.
 struct Prepared {
     batch: Result<Option<Batch>, DataError>,
+    documents: BatchDocuments,
     position: Position,
 }
 
@@ -38,7 +42,8 @@ impl Prefetched {
             .name("weightloom-data".to_owned())
             .spawn(move || prepare(loader, rows, &own, &sender))
             .map_err(|error| DataError::Thread { message: error.to_string() })?;
-        Ok(Self { receiver: Some(receiver), thread: Some(thread), position, dataset, end: None })
+        let documents = BatchDocuments::default();
+        Ok(Self { receiver: Some(receiver), thread: Some(thread), position, documents, dataset, end: None })
     }
 
     /// The next batch, or `None` at the end. Repeats an error.
@@ -47,16 +52,21 @@ impl Prefetched {
             return end.clone().map(|()| None);
         }
         let prepared = self.receiver.as_ref().and_then(|receiver| receiver.recv().ok());
-        let Some(Prepared { batch, position }) = prepared else {
+        let Some(Prepared { batch, documents, position }) = prepared else {
             self.end = Some(Err(DataError::ThreadStopped));
             return Err(DataError::ThreadStopped);
         };
         match &batch {
-            Ok(Some(_)) => self.position = position,
+            Ok(Some(_)) => (self.position, self.documents) = (position, documents),
             Ok(None) => self.end = Some(Ok(())),
             Err(error) => self.end = Some(Err(error.clone())),
         }
         batch
+    }
+
+    /// The documents of the last returned batch, over all ranks.
+    pub fn documents(&self) -> &BatchDocuments {
+        &self.documents
     }
 
     /// The position after the last returned batch, whatever is prepared since.
@@ -68,10 +78,12 @@ impl Prefetched {
 /// Prepares batches until the end of the data or of the receiver.
 fn prepare(mut loader: Loader, rows: usize, own: &[Range<usize>], sender: &SyncSender<Prepared>) {
     loop {
+        let before = loader.position();
         let batch = loader.next_batch(rows, own);
         let last = !matches!(batch, Ok(Some(_)));
         let position = loader.position();
-        if sender.send(Prepared { batch, position }).is_err() || last {
+        let documents = loader.documents_between(before, position);
+        if sender.send(Prepared { batch, documents, position }).is_err() || last {
             return;
         }
     }
@@ -99,7 +111,9 @@ mod tests {
         drop(sender);
         let dataset = Arc::new(Dataset::new(BTreeMap::new(), [].iter()));
         let position = Position::default();
-        let mut ahead = Prefetched { receiver: Some(receiver), thread: None, position, dataset, end: None };
+        let documents = BatchDocuments::default();
+        let mut ahead =
+            Prefetched { receiver: Some(receiver), thread: None, position, documents, dataset, end: None };
         for _ in 0..2 {
             assert_eq!(ahead.next_batch(), Err(DataError::ThreadStopped));
         }

@@ -13,7 +13,7 @@ use crate::optimizer::{LearningRateScale, Optimizer, Patterns, with_average};
 use crate::pipeline::Schedule;
 use crate::trained_names::trained_names;
 
-/// The dtype of stored parameters, gradients and optimizer states.
+/// The dtype of trained parameters, gradients and optimizer states.
 pub(super) const STORAGE_DTYPE: DType = DType::F32;
 
 /// Whether an adapter changes a parameter.

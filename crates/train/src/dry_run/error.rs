@@ -2,13 +2,14 @@
 
 use weightloom_checkpoint::plan::PlanError;
 use weightloom_dtensor::DTensorError;
-use weightloom_errors::{Hint, did_you_mean};
+use weightloom_errors::Hint;
 use weightloom_gang::GangsError;
 use weightloom_layout::{LayoutError, MeshError};
 use weightloom_nn::NnError;
 use weightloom_tensor::TensorError;
 
 use crate::config::divisors;
+use crate::lora_target::UnknownTarget;
 use crate::loss::LossError;
 use crate::optimizer::{OptimizerError, PatternError};
 use crate::pipeline::{CostError, PipelineError};
@@ -26,8 +27,8 @@ pub enum DryRunError {
     NoTokens,
     #[error("got {found} stages for {ranks} ranks with {chunks} each")]
     Stages { found: usize, ranks: usize, chunks: usize },
-    #[error("unknown module `{target}` in `model.lora.target_modules`")]
-    Target { target: String, near: Option<String> },
+    #[error(transparent)]
+    Target(#[from] UnknownTarget),
     #[error(transparent)]
     Gangs(#[from] GangsError),
     #[error(transparent)]
@@ -93,7 +94,7 @@ impl Hint for DryRunError {
             Self::Stages { ranks, chunks, .. } => {
                 Some(format!("split the model into {} stages", ranks.saturating_mul(*chunks)))
             }
-            Self::Target { near, .. } => did_you_mean(near.as_deref()),
+            Self::Target(error) => error.hint(),
             Self::Gangs(error) => error.hint(),
             Self::Pipeline(error) => error.hint(),
             Self::Timeline(error) => error.hint(),

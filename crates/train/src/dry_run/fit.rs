@@ -101,6 +101,19 @@ pub struct FitReport {
     pub least: Option<u64>,
 }
 
+/// Whether a run fits on a GPU with this much memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct GpuFit {
+    /// Memory of the GPU, in units of 10⁹ bytes.
+    pub gigabytes: u64,
+    /// Bytes that the rank needs that needs most.
+    pub needed: u64,
+    /// Whether it fits.
+    pub fits: bool,
+    /// If it does not fit, the first change that was found to make it fit.
+    pub remedy: Option<Remedy>,
+}
+
 /// Changes of a config that make a run fit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Remedy {

@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 
-use super::fit::FitReport;
+use super::fit::{FitReport, GpuFit};
+use crate::config::ConfigWarning;
 use crate::data::DataSummary;
 
 /// The predicted costs of a run.
@@ -23,6 +24,10 @@ pub struct DryRun {
     pub data: DataReport,
     /// Whether it fits on a device, if the memory of one is known.
     pub fit: Option<FitReport>,
+    /// Whether it fits on common GPUs, one for each rank.
+    pub gpus: Vec<GpuFit>,
+    /// Values of the config that are surely not what is wanted.
+    pub warnings: Vec<ConfigWarning>,
     /// The shortest possible time, if `train.logging.peak_tflops` is set.
     pub time: Option<TimeReport>,
 }

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use weightloom_dtensor::{CommRecord, DTensor, DistContext, DistOptions, Role};
-use weightloom_errors::nearest;
-use weightloom_layout::{Layout, Shape};
+use weightloom_layout::{DType, Layout, Shape};
 use weightloom_nn::{Adapter, Model, ModelShard, ParameterSpec, Plan, Stage};
 use weightloom_tensor::{Device, Meter, Tensor, counted};
 
@@ -13,7 +12,7 @@ use super::DryRunError;
 use super::context::{RunContext, STORAGE_DTYPE};
 use super::passes::Passes;
 use super::report::StageReport;
-use crate::config::is_target;
+use crate::lora_target::check_targets;
 use crate::optimizer::{ParameterStates, StepInfo, update};
 
 /// The properties of a stage that determine its costs.
@@ -66,7 +65,10 @@ impl DryStage {
         let meter = Meter::new();
         let (model, adapter, states) = meter.watch(|| -> Result<_, DryRunError> {
             let specs = context.definition.parameters(&stage);
-            let values = specs.iter().map(|spec| empty(&dist, &plan, spec)).collect::<Result<_, _>>()?;
+            let values = specs
+                .iter()
+                .map(|spec| empty(&dist, &plan, spec, context.config.weights_dtype()))
+                .collect::<Result<_, _>>()?;
             let shard = ModelShard::new(specs, stage, plan, Arc::clone(&dist), values)?;
             let mut model = context.definition.build(shard)?;
             let mut adapter = adapter(context, &*model)?;
@@ -146,10 +148,11 @@ fn empty(
     dist: &Arc<DistContext>,
     plan: &Plan,
     spec: &ParameterSpec,
+    dtype: DType,
 ) -> Result<(String, DTensor), DryRunError> {
     let layout = plan.layout_of(&spec.name);
     let local = layout.local_shape(&spec.shape, dist.rank())?;
-    let local = Tensor::zeros(STORAGE_DTYPE, &local, Device::Meta)?;
+    let local = Tensor::zeros(dtype, &local, Device::Meta)?;
     Ok((spec.name.clone(), DTensor::from_local(dist, local, layout, &spec.shape)?))
 }
 
@@ -162,14 +165,7 @@ fn adapter(context: &RunContext<'_>, model: &dyn Model) -> Result<Option<Adapter
         .filter(|spec| spec.shape.ndim() == 2 && !spec.name.starts_with("model.embed"))
         .filter_map(|spec| Some((spec.name.strip_suffix(".weight")?, &spec.shape)))
         .collect();
-    let last = |module: &str| module.rsplit('.').next().unwrap_or_default().to_owned();
-    if let Some(target) =
-        lora.target_modules.iter().find(|target| !modules.iter().any(|(module, _)| is_target(module, target)))
-    {
-        let names: Vec<String> = modules.iter().map(|(module, _)| last(module)).collect();
-        let near = nearest(target, names.iter().map(String::as_str)).map(str::to_owned);
-        return Err(DryRunError::Target { target: target.clone(), near });
-    }
+    check_targets(lora, context.definition)?;
     let mut adapter = Adapter::new();
     for (module, shape) in modules {
         let here = model.parameter(&format!("{module}.weight")).is_some();
@@ -224,7 +220,10 @@ impl StageCosts {
         let bytes = |values: &mut dyn Iterator<Item = &DTensor>| values.map(local_bytes).sum::<u64>();
         let parameter_bytes = bytes(&mut all());
         let gradient_bytes = bytes(&mut values.iter());
-        let elements = |bytes: u64| bytes / STORAGE_DTYPE.size() as u64;
+        let elements = |values: &mut dyn Iterator<Item = &DTensor>| {
+            values.map(|value| value.to_local().shape().volume() as u64).sum::<u64>()
+        };
+        let (parameters, trained_elements) = (elements(&mut all()), elements(&mut values.iter()));
         let least_parameter_bytes = least_bytes(all())?;
         let (gathered, norms) = (gathered(context, &*stage.model), norm_axes(&values));
         let tied_bytes = context
@@ -241,8 +240,8 @@ impl StageCosts {
         let (reduction, costs) = counted(|| stage.step(context));
         let reduction = reduction?;
         Ok(Self {
-            parameters: elements(parameter_bytes),
-            trained: elements(gradient_bytes),
+            parameters,
+            trained: trained_elements,
             parameter_bytes,
             least_parameter_bytes,
             gradient_bytes,

@@ -12,7 +12,7 @@ use weightloom_dtensor::{CommRecord, DTensor, DistContext, DistOptions, Release}
 use weightloom_errors::Hint;
 use weightloom_gang::{Gang, GangOptions, Gangs, threads};
 use weightloom_hub::{ModelLoadOptions, new_model};
-use weightloom_layout::{DType, Placement, Shape};
+use weightloom_layout::{Placement, Shape};
 use weightloom_nn::{Adapter, AttentionConfig, DecoderConfig, MlpConfig};
 use weightloom_tensor::Tensor;
 
@@ -175,7 +175,7 @@ fn engine(root: Arc<dyn Gang>, config: &Config, decoder: &DecoderConfig, mesh: M
     for number in schedule.stages_of(gangs.pp.rank()) {
         let options = ModelLoadOptions {
             gangs: Some(gangs.clone()),
-            dtype: Some(DType::F32),
+            dtype: Some(config.weights_dtype()),
             stage: Some(all[number].clone()),
             usage,
             dist: Some(Arc::clone(&dist)),
@@ -603,6 +603,7 @@ fn a_saved_checkpoint_matches_the_prediction() {
                 targets: 0,
                 data: Value::Null,
                 best: None,
+                guard: crate::GuardState::default(),
                 optimizer: "adamw".to_owned(),
                 config: Value::Null,
             };

@@ -1,13 +1,35 @@
 //! Finding the operation that produced a NaN or infinity.
 
-use weightloom_dtensor::NanCheck;
+use weightloom_dtensor::{DTensor, NanCheck};
 use weightloom_gang::GangExt;
-use weightloom_layout::DType;
+use weightloom_layout::{DType, ReduceOp};
 
 use super::{Engine, MicroBatch, StepResult, StepSettings};
-use crate::error::TrainError;
+use crate::error::{BatchOutcome, TrainError};
+
+/// Whether this rank's part of a parameter is finite.
+fn is_finite(value: &DTensor) -> Result<bool, TrainError> {
+    // `x - x` is zero only for finite `x`.
+    let local = value.to_local().detach();
+    Ok(local.sub(&local)?.sum_all()?.cast(DType::F64)?.item::<f64>()? == 0.0)
+}
 
 impl Engine {
+    /// Whether all parameters of all ranks are finite. Called by every rank.
+    pub fn has_finite_weights(&self) -> Result<bool, TrainError> {
+        let mut broken = [0u64];
+        for stage in &self.stages {
+            for (_, value) in stage.model.parameters() {
+                broken[0] += u64::from(!is_finite(value)?);
+            }
+            for (_, value) in stage.trained() {
+                broken[0] += u64::from(!is_finite(value)?);
+            }
+        }
+        self.gangs.root.all_reduce(&mut broken, ReduceOp::Sum)?;
+        Ok(broken[0] == 0)
+    }
+
     /// Diagnoses a step with a non-finite loss or norm: repeats its passes and
     /// records the first operation with a non-finite result. Called by every
     /// rank. Weights keep their values from before the step.
@@ -20,10 +42,7 @@ impl Engine {
         let mut found = None;
         for stage in &self.stages {
             for (name, value) in stage.model.parameters() {
-                // `x - x` is zero only for finite `x`.
-                let local = value.to_local().detach();
-                let difference = local.sub(&local)?.sum_all()?.cast(DType::F64)?.item::<f64>()?;
-                if difference != 0.0 && found.is_none() {
+                if found.is_none() && !is_finite(value)? {
                     found = Some(format!("the parameter `{name}` before the step"));
                 }
             }
@@ -50,6 +69,7 @@ impl Engine {
             all.into_iter().filter_map(|(stage, what)| Some((stage, what?))).min_by_key(|(stage, _)| *stage);
         let what = first.map_or_else(|| "the reduction over all ranks".to_owned(), |(_, what)| what);
         let (loss, gradient_norm) = (result.loss.to_string(), result.gradient_norm.to_string());
-        Ok(TrainError::NotFinite { step, loss, gradient_norm, what })
+        let batch = BatchOutcome::default();
+        Ok(TrainError::NotFinite { step, loss, gradient_norm, what, batch })
     }
 }

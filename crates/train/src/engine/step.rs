@@ -8,6 +8,7 @@ use weightloom_gang::{Elements, ElementsMut, GangError, GangExt};
 use weightloom_layout::{DType, ReduceOp, Shape};
 use weightloom_tensor::{Tensor, TensorError};
 
+use super::layer_norms::{LayerSums, NormsByLayer};
 use super::{Engine, MicroBatch};
 use crate::config::PipelineSchedule;
 use crate::error::TrainError;
@@ -35,6 +36,21 @@ pub trait StepHooks {
         Ok(())
     }
 
+    /// Whether to update the weights after a step with finite loss and gradients. All
+    /// ranks must decide alike.
+    fn judge(&mut self, result: &StepResult) -> StepVerdict {
+        StepVerdict::Update
+    }
+
+    /// Whether to measure the norms of layers in this step. All ranks must decide
+    /// alike.
+    fn wants_layer_norms(&self) -> bool {
+        false
+    }
+
+    /// Called with the norms of layers, if they are wanted.
+    fn layer_norms(&mut self, norms: NormsByLayer) {}
+
     /// The factor to multiply gradients by, given the norm of all of them.
     fn clip(&mut self, gradient_norm: f64) -> Result<f64, TrainError> {
         Ok(1.0)
@@ -42,6 +58,16 @@ pub trait StepHooks {
 }
 
 impl StepHooks for () {}
+
+/// Whether a step updates the weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StepVerdict {
+    /// Update the weights.
+    #[default]
+    Update,
+    /// Leave the weights and the optimizer as they are.
+    Discard,
+}
 
 /// Clips gradients to a maximum norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -93,9 +119,14 @@ impl Engine {
         if !loss.is_finite() || !gradient_norm.is_finite() {
             return Ok(result);
         }
+        if hooks.judge(&result) == StepVerdict::Discard {
+            return Ok(result);
+        }
         let scale = hooks.clip(gradient_norm)?;
+        let mut sums = hooks.wants_layer_norms().then(LayerSums::default);
+        let (rank, groups) = (self.dist.rank(), self.layer_groups(sums.as_ref()));
         let Self { stages, optimizer, .. } = self;
-        for (stage, mut gradients) in stages.iter_mut().zip(gradients) {
+        for ((stage, mut gradients), groups) in stages.iter_mut().zip(gradients).zip(groups) {
             let mut states = std::mem::take(&mut stage.states);
             let decays = std::mem::take(&mut stage.decays);
             let rates = std::mem::take(&mut stage.rates);
@@ -110,13 +141,20 @@ impl Engine {
                         weight_decay: decays.get(&name).copied().unwrap_or(0.0),
                         gradient_scale: scale,
                     };
+                    let old = groups.get(&name).map(|group| (group, value.to_local().detach()));
                     update(&**optimizer, &info, value, &gradient, &mut states.tensors)?;
+                    if let (Some(sums), Some((group, old))) = (&mut sums, old) {
+                        sums.add(rank, group, value, [&old, gradient.to_local()])?;
+                    }
                 }
                 Ok(())
             };
             let done = all();
             (stage.states, stage.decays, stage.rates) = (states, decays, rates);
             done?;
+        }
+        if let Some(sums) = sums {
+            hooks.layer_norms(self.layer_norms(&sums)?);
         }
         Ok(result)
     }

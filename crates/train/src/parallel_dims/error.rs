@@ -18,6 +18,8 @@ pub struct ParallelDimErrors {
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum ParallelDimError {
+    #[error("cannot run on 0 ranks")]
+    NoRanks,
     #[error("`{name}` is 0")]
     Zero { name: &'static str },
     #[error("invalid `dp_shard`: {found}")]
@@ -89,6 +91,7 @@ fn alternatives(world: usize, sizes: &[(&str, usize)], listed: impl Fn(usize) ->
 impl Hint for ParallelDimError {
     fn hint(&self) -> Option<String> {
         Some(match *self {
+            Self::NoRanks => "set the number of ranks to 1 or more".to_owned(),
             Self::Zero { name } => format!("set {name} to 1 or more"),
             Self::Shard { .. } => "set dp_shard to 1 or more, or to -1 for all remaining ranks".to_owned(),
             Self::NotYet { name, .. } => format!("set {name} to 1, or remove it"),

@@ -35,6 +35,8 @@ pub enum SpecError {
     Family(#[from] FamilyError),
     #[error("invalid {about}")]
     Config { about: String, source: ConfigError },
+    #[error("cannot use `model.arch: {arch}` with `model.name: {spec}`: it is an arch of `{family}`")]
+    OtherArch { spec: String, arch: String, family: String, archs: Vec<String> },
     #[error("`{key}` of `{spec}` is unknown: neither `model.arch` nor `model.weights_path` is set")]
     NoSize { spec: String, key: String, archs: Vec<String> },
     #[error("the weights have the model type `{found}`, but `{spec}` reads {}", listed(reads))]
@@ -110,6 +112,12 @@ impl Hint for SpecError {
             Self::Unknown { name, near, .. } => {
                 let near: Vec<String> = near.iter().map(|name| format!("`{name}`")).collect();
                 format!("did you mean {}? {}", near.join(" or "), own_model_hint(name))
+            }
+            Self::OtherArch { family, archs, .. } if archs.is_empty() => {
+                format!("set `model.name: {family}`")
+            }
+            Self::OtherArch { family, archs, .. } => {
+                format!("set `model.name: {family}`, or `model.arch` to one of {}", archs.join(", "))
             }
             Self::NoSize { archs, .. } if archs.is_empty() => {
                 "set `model.weights_path`, or the missing keys in `model.config_overrides`".to_owned()

@@ -5,42 +5,17 @@ use std::collections::BTreeSet;
 use serde_json::json;
 use weightloom_checkpoint::formats::peft;
 use weightloom_checkpoint::{KeyMap, KeyRule, Observer, Source};
-use weightloom_errors::nearest;
 use weightloom_hub::{Model, adapter_folder};
 use weightloom_nn::{self as nn, Adapter, ModelDefinition};
 
-use crate::config::{LoraConfig, is_named, is_target};
+use crate::config::{LoraConfig, is_named};
 use crate::error::TrainError;
+use crate::lora_target::{linear_modules, module_of};
 
 /// The factor of the update matrices.
 pub(super) fn scale(config: &LoraConfig) -> f64 {
     let rank = config.rank as f64;
     config.alpha / if config.use_rslora { rank.sqrt() } else { rank }
-}
-
-/// The linear modules of a model.
-fn linear_modules(definition: &dyn ModelDefinition) -> Vec<String> {
-    let specs = definition.all_parameters();
-    let modules = specs.iter().filter_map(|spec| module_of(&spec.name, spec.shape.ndim()));
-    modules.map(str::to_owned).collect()
-}
-
-/// Checks that every target names a module of the model.
-pub(super) fn check_targets(config: &LoraConfig, definition: &dyn ModelDefinition) -> Result<(), TrainError> {
-    let modules = linear_modules(definition);
-    for target in &config.target_modules {
-        if !modules.iter().any(|module| is_target(module, target)) {
-            let last = modules.iter().filter_map(|module| module.rsplit('.').next());
-            let near = nearest(target, last).map(str::to_owned);
-            return Err(TrainError::NoSuchModule { target: target.clone(), near });
-        }
-    }
-    Ok(())
-}
-
-fn module_of(name: &str, ndim: usize) -> Option<&str> {
-    let module = name.strip_suffix(".weight").filter(|_| ndim == 2)?;
-    (module != "model.embed_tokens" && module != "model.embed_positions").then_some(module)
 }
 
 /// Whether a module's weight has another name or layout in published models.

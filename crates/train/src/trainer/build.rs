@@ -19,6 +19,7 @@ use weightloom_layout::DType;
 use weightloom_nn::{self as nn, ActivationCheckpointing, Adapter, ModelDefinition};
 
 use super::adapter;
+use super::checks::{ParameterPatterns, check_arch, check_family};
 use super::model_plan::ModelPlan;
 use super::resume_point::name_damage;
 use super::run_card::RunCard;
@@ -29,7 +30,7 @@ use crate::data::{DataSettings, Epochs, Loader};
 use crate::engine::{Engine, EngineSettings};
 use crate::error::TrainError;
 use crate::extensions::Extensions;
-use crate::optimizer::{LearningRateScale, Patterns, WeightDecay, with_average};
+use crate::optimizer::{LearningRateScale, with_average};
 use crate::parallel_dims::ParallelDims;
 use crate::pipeline::{Schedule, check};
 use crate::spec::{ModelSpec, SharedSpec};
@@ -72,24 +73,16 @@ pub(super) fn build(
     let spec = extensions.specs.find(hub, &config.model.name)?;
     let weights = config.model.weights_path.as_deref();
     let weights = weights.map(|path| open_weights(hub, &*spec, path, fetching)).transpose()?;
-    if let (Some(family), Some(model)) = (spec.family(), &weights)
-        && family.name() != model.family().name()
-    {
-        let (spec, found) = (family.name().to_owned(), model.family().name().to_owned());
-        return Err(TrainError::OtherFamily { spec, found, weights: model.name().to_owned() });
+    if let Some(model) = &weights {
+        check_family(&*spec, model)?;
     }
+    check_arch(config, hub, &*spec)?;
     let plan = ModelPlan::new(config, &*spec, weights.as_ref().map(Model::config), gang.size())?;
     let ModelPlan { model: map, definition, parallel, dims, stages: all } = plan;
     let accelerator = &config.train.accelerator;
     let schedule = Schedule::new(accelerator.pp_schedule, dims.pp, dims.vpp, dims.micro_batches)?;
     check(&schedule)?;
-    let names: Vec<String> = definition.all_parameters().into_iter().map(|spec| spec.name).collect();
-    let frozen = Patterns::new("model.freeze_modules", &config.model.freeze_modules)?;
-    frozen.check(names.iter().map(String::as_str))?;
-    if config.model.lora.is_none() && names.iter().all(|name| frozen.matches(name)) {
-        return Err(TrainError::AllFrozen { parameters: names.len() });
-    }
-    let decay = WeightDecay::new(&config.train.optimizer, names.iter().map(String::as_str))?;
+    let ParameterPatterns { frozen, decay } = ParameterPatterns::new(config, &*definition)?;
     let optimizer = extensions.optimizers.build(&config.train.optimizer)?;
     let optimizer = with_average(optimizer, config.train.ema.as_ref());
     let trained = trained_names(&*definition, &frozen, config.model.lora.as_ref());
@@ -108,8 +101,7 @@ pub(super) fn build(
     let lora = config.model.lora.as_ref();
     let options = ModelLoadOptions {
         gangs: Some(gangs.clone()),
-        // Trained weights are kept in f32; the base of an adapter need not be.
-        dtype: Some(usage.dtype.filter(|_| lora.is_some()).unwrap_or(DType::F32)),
+        dtype: Some(config.weights_dtype()),
         usage,
         device,
         dist: Some(Arc::clone(&dist)),
@@ -289,10 +281,6 @@ fn build_adapter(
     reading: &dyn Observer,
 ) -> Result<Adapter, TrainError> {
     let model = weights.ok_or(TrainError::NoBase)?;
-    // An existing adapter has its own targets.
-    if lora.adapter_path.is_none() {
-        adapter::check_targets(lora, built.definition())?;
-    }
     let made = adapter::adapter(lora, model, built, config.train.seed, reading)?;
     // PEFT uses the names of published modules.
     let keys = model.published_keys()?;

@@ -1,17 +1,20 @@
 //! Dry run of a config.
 
+use std::cell::RefCell;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use weightloom_hub::Hub;
 use weightloom_hub::cards::ModelAddress;
+use weightloom_hub::{Hub, Model};
 
 use super::build::load_tokenizer;
+use super::checks::{ParameterPatterns, check_adapter, check_arch, check_config, check_family};
 use super::dataset::ResolvedConfig;
 use super::model_plan::ModelPlan;
 use super::weights::open_weights;
-use crate::config::{Config, DataType};
+use crate::config::{Config, DataType, RunFacts};
 use crate::data::{DataError, DataSettings, Epochs, Loader};
-use crate::dry_run::{self, DataReport, DeviceMemory, DryRun, DryRunData, DryRunSettings, FitReport};
+use crate::dry_run::{self, DataReport, DeviceMemory, DryRun, DryRunData, DryRunSettings, FitReport, GpuFit};
 use crate::error::TrainError;
 use crate::extensions::Extensions;
 use crate::spec::ModelSpec;
@@ -37,10 +40,17 @@ pub fn dry_run(request: DryRunRequest<'_>) -> Result<DryRun, TrainError> {
     let resolved = ResolvedConfig::new(config, hub)?;
     let config = &resolved.config;
     let spec = extensions.specs.find(hub, &config.model.name)?;
-    let weights_config = match (&config.model.weights_path, &config.model.arch) {
-        (Some(path), None) => Some(known_config(hub, &*spec, path)?),
+    check_config(config, extensions)?;
+    check_arch(config, hub, &*spec)?;
+    let weights = local_weights(config, hub, &*spec)?;
+    let weights_config = match (&config.model.weights_path, &weights) {
+        (_, Some(model)) => Some(model.config().clone()),
+        (Some(path), None) if config.model.arch.is_none() => Some(known_config(hub, path)?),
         _ => None,
     };
+    if let Some(model) = &weights {
+        check_family(&*spec, model)?;
+    }
     let predict = |config: &Config, world: usize, data: Option<DryRunData<'_>>| {
         let plan = ModelPlan::new(config, &*spec, weights_config.as_ref(), world)?;
         let settings = DryRunSettings {
@@ -56,6 +66,10 @@ pub fn dry_run(request: DryRunRequest<'_>) -> Result<DryRun, TrainError> {
         Ok::<DryRun, TrainError>(dry_run::run(&settings)?)
     };
     let plan = ModelPlan::new(config, &*spec, weights_config.as_ref(), world)?;
+    ParameterPatterns::new(config, &*plan.definition)?;
+    if let (Some(lora), Some(model)) = (&config.model.lora, &weights) {
+        check_adapter(lora, &*plan.definition, model)?;
+    }
     let mut loaded = loader(config, hub, (&*spec, extensions), plan.definition.vocabulary()).transpose();
     let summary = match &mut loaded {
         Ok(Some(loader)) if config.data.r#type == DataType::Files => {
@@ -73,32 +87,67 @@ pub fn dry_run(request: DryRunRequest<'_>) -> Result<DryRun, TrainError> {
         (Ok(Some(loader)), Ok(summary)) => Some(DryRunData { loader, summary: summary.as_ref() }),
         _ => None,
     };
+    let begin = Instant::now();
     let mut report = predict(config, world, data)?;
+    let is_fast = begin.elapsed() < SEARCHED;
     if let Err(error) = &summary {
         report.data = DataReport::Failed { reason: error.to_string() };
     }
-    report.fit = memory.map(|memory| {
-        let rows = (report.batch.rows_of_rank, report.batch.rows_at_once);
-        let peak_of = |config: &Config, world: usize| predict(config, world, None).ok().map(|run| run.peak());
-        FitReport::new(memory, report.peak(), (config, world), rows, &peak_of)
-    });
+    let steps = dry_run::steps_of(config, summary.as_ref().ok().and_then(Option::as_ref));
+    if let Some(steps) = steps {
+        extensions.schedules.build(config.train.optimizer.lr, &config.train.schedule, steps)?;
+    }
+    let rows = summary.as_ref().ok().and_then(|summary| summary.as_ref()?.rows);
+    let context_length = plan.definition.context_length();
+    report.warnings = config.warnings(RunFacts { context_length, steps, rows });
+    let known: RefCell<Vec<(Config, usize, Option<u64>)>> = RefCell::default();
+    let peak_of = |config: &Config, world: usize| {
+        let is_same = |(other, ranks, _): &&(Config, usize, Option<u64>)| other == config && *ranks == world;
+        if let Some((_, _, peak)) = known.borrow().iter().find(is_same) {
+            return *peak;
+        }
+        let peak = predict(config, world, None).ok().map(|run| run.peak());
+        known.borrow_mut().push((config.clone(), world, peak));
+        peak
+    };
+    let rows = (report.batch.rows_of_rank, report.batch.rows_at_once);
+    report.fit = memory.map(|memory| FitReport::new(memory, report.peak(), (config, world), rows, &peak_of));
+    report.gpus = COMMON_GPUS
+        .map(|gigabytes| {
+            let memory = DeviceMemory::of_bytes(gigabytes * 1_000_000_000);
+            let searched = |config: &Config, world: usize| is_fast.then(|| peak_of(config, world)).flatten();
+            let fit = FitReport::new(memory, report.peak(), (config, world), rows, &searched);
+            GpuFit { gigabytes, needed: fit.needed, fits: fit.fits, remedy: fit.remedies.into_iter().next() }
+        })
+        .to_vec();
     Ok(report)
 }
 
-/// The model config of weights without downloading them: from their card, or
-/// from local files.
-fn known_config(
-    hub: &Hub,
-    spec: &dyn ModelSpec,
-    path: &str,
-) -> Result<serde_json::Map<String, serde_json::Value>, TrainError> {
+/// Memory of common GPUs, in gigabytes.
+const COMMON_GPUS: [u64; 3] = [24, 80, 141];
+
+/// The longest that a prediction may take for a search of configs that fit on common
+/// GPUs, which needs about ten more.
+const SEARCHED: Duration = Duration::from_secs(1);
+
+/// The weights of a config, if they are on this machine.
+fn local_weights(config: &Config, hub: &Hub, spec: &dyn ModelSpec) -> Result<Option<Model>, TrainError> {
+    let Some(path) = &config.model.weights_path else { return Ok(None) };
     let found = hub.resolve(path)?;
-    if let Some((_, config)) = found.known {
-        return Ok(config);
-    }
     match found.address {
-        Some(ModelAddress::Path(_)) => Ok(open_weights(hub, spec, path, &())?.config().clone()),
-        _ => Err(TrainError::UnknownWeights { path: path.to_owned() }),
+        // A card knows the config of a model that is not here.
+        Some(ModelAddress::Path(folder)) if found.known.is_none() || folder.exists() => {
+            Ok(Some(open_weights(hub, spec, path, &())?))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The model config of weights without downloading them, from their card.
+fn known_config(hub: &Hub, path: &str) -> Result<serde_json::Map<String, serde_json::Value>, TrainError> {
+    match hub.resolve(path)?.known {
+        Some((_, config)) => Ok(config),
+        None => Err(TrainError::UnknownWeights { path: path.to_owned() }),
     }
 }
 

@@ -1,4 +1,7 @@
-//! Evaluation during training: held-out loss and generated samples.
+//! Evaluation during training: the losses of held-out data, and generated samples.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
 
 use weightloom_gang::Gang;
 use weightloom_hub::text::{SpecialText, Tokenizer};
@@ -6,23 +9,35 @@ use weightloom_nn::{GenerateRequest, Generation, Sampling};
 use weightloom_tensor::no_grad;
 
 use super::batch::micro_batches;
-use crate::callback::Evaluation;
+use crate::callback::{Evaluation, SetLoss};
 use crate::config::{Config, SampleConfig};
 use crate::data::{DocumentsRead, Loader, Row};
 use crate::engine::Engine;
 use crate::error::TrainError;
 use crate::parallel_dims::ParallelDims;
 
-/// The evaluation rows of this rank, and the prompts of samples.
+/// The evaluation sets of a run, which are read anew for each evaluation, and the
+/// prompts of samples.
 pub(super) struct HeldOut {
-    rows: Vec<Row>,
-    /// The documents of the rows of all ranks, if there is evaluation data.
-    pub(super) documents: Option<DocumentsRead>,
+    sets: Vec<HeldOutSet>,
     /// Prompts, and their tokens as the data has prompts.
     prompts: Vec<(String, Vec<u32>)>,
     pub(super) micro_rows: usize,
+    /// Data-parallel ranks, and which of them this one is.
+    dp: usize,
+    dp_rank: usize,
+    max_rows: Option<usize>,
     /// The step of the last evaluation.
     pub(super) evaluated_step: Option<u64>,
+}
+
+/// An evaluation set.
+struct HeldOutSet {
+    /// `None` for the main set, `data.eval_paths`.
+    name: Option<String>,
+    loader: Loader,
+    /// The documents of the rows that are used.
+    documents: DocumentsRead,
 }
 
 impl HeldOut {
@@ -32,41 +47,62 @@ impl HeldOut {
         dims: &ParallelDims,
         gang: &dyn Gang,
     ) -> Result<Self, TrainError> {
-        let (micro_rows, dp) = (dims.micro_batch_size, dims.dp());
-        let (mut rows, documents) = loader.eval_rows(config.train.eval.max_rows)?;
-        if let Some(documents) = &documents {
+        let max_rows = Some(config.train.eval.max_rows).filter(|rows| *rows > 0);
+        let mut sets = Vec::new();
+        for (name, mut loader) in loader.evaluation_sets()? {
+            let documents = loader.account(max_rows)?;
             documents.check_dropped(config.data.max_dropped)?;
+            sets.push(HeldOutSet { name, loader, documents });
         }
         let mut prompts = Vec::new();
         for prompt in &config.train.eval.samples.prompts {
             prompts.extend(loader.encode_prompt(prompt)?.map(|tokens| (prompt.clone(), tokens)));
         }
-        if let Some(first) = rows.first() {
-            // Ranks process the same number of rows; some are empty.
-            let size = first.inputs.len();
-            let empty = Row::empty(size, 0);
-            rows.resize(rows.len().next_multiple_of(micro_rows * dp), empty);
-        }
+        let dp = dims.dp();
         // In mesh order, tensor-parallel neighbours share rows.
-        let own = gang.rank() / dims.tp % dp;
-        let rows = rows.into_iter().skip(own).step_by(dp).collect();
-        Ok(Self { rows, documents, prompts, micro_rows, evaluated_step: None })
+        let dp_rank = gang.rank() / dims.tp % dp;
+        let micro_rows = dims.micro_batch_size;
+        Ok(Self { sets, prompts, micro_rows, dp, dp_rank, max_rows, evaluated_step: None })
     }
 
-    /// Computes the loss and generates samples. Called by every rank.
+    /// The documents of the main set, if there is one.
+    pub(super) fn documents(&self) -> Option<DocumentsRead> {
+        self.sets.iter().find(|set| set.name.is_none()).map(|set| set.documents.clone())
+    }
+
+    /// The documents of the other sets.
+    pub(super) fn documents_of_sets(&self) -> BTreeMap<String, DocumentsRead> {
+        let named = |set: &HeldOutSet| Some((set.name.clone()?, set.documents.clone()));
+        self.sets.iter().filter_map(named).collect()
+    }
+
+    /// Computes the losses and generates samples. Called by every rank.
     pub(super) fn evaluate(
-        &self,
+        &mut self,
         engine: &Engine,
         config: &Config,
         tokenizer: Option<&Tokenizer>,
     ) -> Result<Evaluation, TrainError> {
         let mut evaluation = Evaluation::default();
-        if !self.rows.is_empty() {
-            let micros = micro_batches(&self.rows, self.micro_rows, engine)?;
-            let targets = engine.count_targets(&micros)?;
-            let sum = engine.loss(engine.eval_loss(&micros)?)?;
-            evaluation.loss = Some(sum / (targets as f64).max(1.0));
-            evaluation.targets = targets;
+        let shares = Shares {
+            micro_rows: self.micro_rows,
+            dp: self.dp,
+            dp_rank: self.dp_rank,
+            max_rows: self.max_rows.unwrap_or(usize::MAX),
+        };
+        for HeldOutSet { name, loader, .. } in &mut self.sets {
+            let SetLoss { loss, targets } = shares.loss(loader, engine)?;
+            match name {
+                None => (evaluation.loss, evaluation.targets) = (Some(loss), targets),
+                Some(name) => {
+                    evaluation.sets.insert(name.clone(), SetLoss { loss, targets });
+                }
+            }
+        }
+        if evaluation.loss.is_none() && !evaluation.sets.is_empty() {
+            let losses = evaluation.sets.values().map(|set| set.loss);
+            evaluation.loss = Some(losses.sum::<f64>() / evaluation.sets.len() as f64);
+            evaluation.targets = evaluation.sets.values().map(|set| set.targets).sum();
         }
         if let (Some(tokenizer), 1) = (tokenizer, engine.stage_count) {
             evaluation.samples = self.samples(engine, config, tokenizer)?;
@@ -99,5 +135,41 @@ impl HeldOut {
             samples.push((prompt.clone(), tokenizer.decode(&tokens, SpecialText::Skip)));
         }
         Ok(samples)
+    }
+}
+
+/// How ranks share the rows of a set: in turn, so many micro-batches later.
+#[derive(Clone, Copy)]
+struct Shares {
+    micro_rows: usize,
+    dp: usize,
+    dp_rank: usize,
+    max_rows: usize,
+}
+
+impl Shares {
+    /// The mean loss of a set. Called by every rank. Only one micro-batch is in memory
+    /// at a time.
+    fn loss(&self, loader: &mut Loader, engine: &Engine) -> Result<SetLoss, TrainError> {
+        let at_once = self.micro_rows * self.dp;
+        let own: Vec<Range<usize>> =
+            (0..self.micro_rows).map(|row| row * self.dp + self.dp_rank).map(|row| row..row + 1).collect();
+        let (mut first, mut sum, mut targets) = (0, 0.0, 0);
+        loader.rewind();
+        while first < self.max_rows {
+            let Some(mut batch) = loader.next_batch(at_once, &own)? else { break };
+            // Ranks process the same number of rows; some are empty.
+            for (row, place) in batch.rows.iter_mut().zip(&own) {
+                if first + place.start >= self.max_rows {
+                    *row = Row::empty(row.inputs.len(), 0);
+                }
+            }
+            let micros = micro_batches(&batch.rows, self.micro_rows, engine)?;
+            targets += engine.count_targets(&micros)?;
+            sum += engine.eval_loss(&micros)?;
+            first += at_once;
+        }
+        let loss = engine.loss(sum)? / (targets as f64).max(1.0);
+        Ok(SetLoss { loss, targets })
     }
 }

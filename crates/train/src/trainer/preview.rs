@@ -7,6 +7,7 @@ use weightloom_hub::Hub;
 use weightloom_hub::fetch::FetchObserver;
 
 use super::build::load_tokenizer;
+use super::checks::check_arch;
 use super::dataset::ResolvedConfig;
 use super::weights::open_weights;
 use crate::config::Config;
@@ -38,6 +39,7 @@ pub fn preview_data(
     let resolved = ResolvedConfig::new(config, hub)?;
     let config = &resolved.config;
     let spec = extensions.specs.find(hub, &config.model.name)?;
+    check_arch(config, hub, &*spec)?;
     let weights = config.model.weights_path.as_deref();
     let weights = weights.map(|path| open_weights(hub, &*spec, path, fetching)).transpose()?;
     let model = spec.config(&config.model, weights.as_ref().map(weightloom_hub::Model::config))?;

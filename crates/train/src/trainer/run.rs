@@ -1,6 +1,7 @@
 //! The loop of a run in progress.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -12,17 +13,19 @@ use weightloom_layout::ReduceOp;
 use super::End;
 use super::batch::micro_batches;
 use super::checkpoint_manager::CheckpointManager;
+use super::epochs::epochs_done;
 use super::evaluate::HeldOut;
 use crate::callback::{
     Callback, CallbackResult, Control, EvalMetrics, Evaluator, Notice, RunSummary, TimeEstimate,
     TrainerState, for_each,
 };
 use crate::checkpointing::Progress;
-use crate::config::Config;
-use crate::data::{Batch, DataSummary, DocumentsRead, Prefetched};
-use crate::engine::{Engine, StepHooks, StepSettings};
+use crate::config::{Config, SpikeConfig};
+use crate::data::{Batch, DataState, DataSummary, DocumentsRead, Position, Prefetched};
+use crate::engine::{Engine, LayerNorms, NormsByLayer, StepHooks, StepResult, StepSettings, StepVerdict};
 use crate::error::TrainError;
-use crate::metrics::{Event, EventKind, Meter, Record, Sinks, peak_memory};
+use crate::guard::{GuardState, Spike};
+use crate::metrics::{BadStep, Event, EventKind, Meter, Record, Sinks, peak_memory};
 use crate::schedule::LearningRate;
 use crate::spec::SharedSpec;
 use crate::warning::Warning;
@@ -48,6 +51,8 @@ pub(super) struct Run<'a> {
     pub(super) held_out: HeldOut,
     pub(super) rates: LearningRate,
     pub(super) micro_batch_size: usize,
+    /// The size before any step ran out of memory.
+    pub(super) first_micro_batch_size: usize,
     pub(super) total: u64,
     pub(super) epoch: u64,
     pub(super) meter: Meter,
@@ -59,6 +64,15 @@ pub(super) struct Run<'a> {
     pub(super) eval_loss: Option<f64>,
     /// Whether a callback of this rank asked to stop.
     pub(super) wants_stop: bool,
+    /// The checkpoint that this process started from.
+    pub(super) resumed: Option<PathBuf>,
+    /// Rows of this rank in a step.
+    pub(super) rows_per_rank: usize,
+    /// The position in the data before the current batch.
+    pub(super) before: Position,
+    /// Returns to the last checkpoint.
+    pub(super) returns: u64,
+    pub(super) last_save: Instant,
     pub(super) stall: f64,
     /// What the run survived so far.
     pub(super) warnings: Vec<Warning>,
@@ -70,6 +84,11 @@ struct CallbackHooks<'h, 'a> {
     wants_stop: &'h mut bool,
     spec: &'h SharedSpec,
     max_grad_norm: f64,
+    guard: &'h GuardState,
+    on_spike: Option<&'h SpikeConfig>,
+    spike: Option<Spike>,
+    wants_layer_norms: bool,
+    norms: Option<NormsByLayer>,
 }
 
 impl CallbackHooks<'_, '_> {
@@ -84,10 +103,43 @@ impl StepHooks for CallbackHooks<'_, '_> {
         self.notify(|callback| callback.on_substep_end(done, total))
     }
 
+    fn judge(&mut self, result: &StepResult) -> StepVerdict {
+        self.spike = self.on_spike.and_then(|config| self.guard.judge(result.loss, config));
+        match self.spike {
+            Some(_) => StepVerdict::Discard,
+            None => StepVerdict::Update,
+        }
+    }
+
+    fn wants_layer_norms(&self) -> bool {
+        self.wants_layer_norms
+    }
+
+    fn layer_norms(&mut self, norms: NormsByLayer) {
+        self.norms = Some(norms);
+    }
+
     fn clip(&mut self, gradient_norm: f64) -> Result<f64, TrainError> {
         self.notify(|callback| callback.on_pre_optimizer_step(gradient_norm))?;
         Ok(self.spec.clip_factor(gradient_norm, self.max_grad_norm))
     }
+}
+
+/// How a stretch of a run ended.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Stretch {
+    /// With the last step of this process.
+    End(End),
+    /// With a bad step, after which the run returns to the last checkpoint.
+    RollBack(BadStep),
+}
+
+/// What became of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum StepEnd {
+    Updated,
+    Skipped,
+    RollBack(BadStep),
 }
 
 /// Whether an evaluation or a save happens now, or only at its interval.
@@ -95,6 +147,15 @@ impl StepHooks for CallbackHooks<'_, '_> {
 enum Due {
     Now,
     AtInterval,
+}
+
+/// The norms of layers as metrics.
+fn layer_scalars(norms: &NormsByLayer) -> BTreeMap<String, f64> {
+    let of_layer = |(layer, norms): (&String, &LayerNorms)| {
+        [("weight", norms.weights), ("gradient", norms.gradients), ("update", norms.updates)]
+            .map(|(what, norm)| (format!("{layer}/{what}_norm"), norm))
+    };
+    norms.iter().flat_map(of_layer).collect()
 }
 
 impl Due {
@@ -117,7 +178,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn notify(
+    pub(super) fn notify(
         &mut self,
         mut call: impl FnMut(&mut dyn Callback, &TrainerState<'_>) -> CallbackResult,
     ) -> Result<(), TrainError> {
@@ -129,9 +190,10 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    pub(super) fn run(&mut self, resumed: Option<&Path>, warnings: Vec<Warning>) -> Result<End, TrainError> {
+    /// Tells callbacks and sinks that the run begins.
+    pub(super) fn begin(&mut self, warnings: Vec<Warning>) -> Result<(), TrainError> {
         self.notify(|callback, state| callback.on_init_end(state))?;
-        if let Some(path) = resumed {
+        if let Some(path) = &self.resumed.clone() {
             self.notify(|callback, state| callback.on_resume(state, path))?;
         }
         let summary = self.summary.clone();
@@ -142,21 +204,42 @@ impl<'a> Run<'a> {
             self.warn(vec![warning])?;
         }
         self.notify(|callback, state| callback.on_train_begin(state))?;
-        self.notify(|callback, state| callback.on_epoch_begin(state))?;
+        self.notify(|callback, state| callback.on_epoch_begin(state))
+    }
+
+    /// Runs steps until the end, or until a bad step to roll back from.
+    pub(super) fn steps(&mut self) -> Result<Stretch, TrainError> {
+        let stopping = self.config.train.eval.early_stopping.as_ref();
         let mut end = End::Finished;
         while self.progress.step < self.total {
+            if self.progress.guard.is_stale(stopping) {
+                // The run had ended already.
+                end = End::EarlyStopped;
+                break;
+            }
             self.notify(|callback, state| callback.on_step_begin(state))?;
+            self.before = self.data.state().position;
             let Some(batch) = self.data.next_batch()? else { break };
-            self.step(&batch)?;
+            if let StepEnd::RollBack(bad) = self.step(&batch)? {
+                return Ok(Stretch::RollBack(bad));
+            }
             let last = self.progress.step == self.total;
-            let stopping = self.agree_to_stop()? && !last;
+            let [wants_stop, wants_save] = self.agree()?;
+            let stopped = wants_stop && !last;
             self.evaluate(if last { Due::Now } else { Due::AtInterval })?;
-            self.save(if last || stopping { Due::Now } else { Due::AtInterval })?;
-            if stopping {
-                end = End::Stopped;
+            let stale = self.progress.guard.is_stale(stopping) && !last;
+            let now = last || stopped || stale || wants_save;
+            self.save(if now { Due::Now } else { Due::AtInterval })?;
+            if stopped || stale {
+                end = if stale { End::EarlyStopped } else { End::Stopped };
                 break;
             }
         }
+        self.finish(end).map(Stretch::End)
+    }
+
+    /// Completes the last checkpoint.
+    fn finish(&mut self, end: End) -> Result<End, TrainError> {
         if self.checkpoints.needs_save(self.progress.step) && self.progress.step > 0 {
             // The data ended before the last step.
             self.evaluate(Due::Now)?;
@@ -171,7 +254,11 @@ impl<'a> Run<'a> {
     }
 
     fn record_event(&mut self, what: EventKind) -> Result<(), TrainError> {
-        let warnings = self.sinks.event(&Event { step: self.progress.step, what });
+        self.record_event_of(self.progress.step, what)
+    }
+
+    pub(super) fn record_event_of(&mut self, step: u64, what: EventKind) -> Result<(), TrainError> {
+        let warnings = self.sinks.event(&Event { step, what });
         self.warn(warnings)
     }
 
@@ -181,7 +268,7 @@ impl<'a> Run<'a> {
     }
 
     /// Reports what the run survives.
-    fn warn(&mut self, warnings: Vec<Warning>) -> Result<(), TrainError> {
+    pub(super) fn warn(&mut self, warnings: Vec<Warning>) -> Result<(), TrainError> {
         for warning in warnings {
             let notice = Notice::Warning(warning.clone());
             self.notify(|callback, _| callback.on_notice(&notice))?;
@@ -220,27 +307,38 @@ impl<'a> Run<'a> {
         self.notify(|callback, _| callback.on_estimate(&estimate))
     }
 
-    fn step(&mut self, batch: &Batch) -> Result<(), TrainError> {
+    fn step(&mut self, batch: &Batch) -> Result<StepEnd, TrainError> {
         let begin = Instant::now();
         let number = self.progress.step + 1;
+        let layer_stats_steps = self.config.train.logging.layer_stats_steps;
+        let on_spike = self.config.train.on_spike.as_ref();
         let learning_rate = self.rates.checked_at(number)?;
         let settings = StepSettings { number, learning_rate };
-        let (micros, result) = loop {
+        let (micros, result, spike, norms) = loop {
             let micros = micro_batches(&batch.rows, self.micro_batch_size, &self.engine)?;
             let mut hooks = CallbackHooks {
                 callbacks: &mut self.callbacks,
                 wants_stop: &mut self.wants_stop,
                 spec: &self.spec,
                 max_grad_norm: self.config.train.optimizer.max_grad_norm,
+                guard: &self.progress.guard,
+                on_spike,
+                spike: None,
+                wants_layer_norms: Due::AtInterval.is_due(number, layer_stats_steps),
+                norms: None,
             };
             match self.engine.step(&settings, &micros, &mut hooks) {
                 Err(error) => self.split_further(batch.rows.len(), error)?,
-                Ok(result) => break (micros, result),
+                Ok(result) => break (micros, result, hooks.spike, hooks.norms),
             }
         };
         if !result.loss.is_finite() || !result.gradient_norm.is_finite() {
-            return Err(self.engine.diagnose_non_finite(number, &micros, &result)?);
+            return self.after_nan(number, &micros, &result);
         }
+        if let Some(spike) = spike {
+            return self.after_spike(number, spike);
+        }
+        self.progress.guard.accept(result.loss, on_spike);
         self.loss = Some(result.loss);
         self.progress.step = number;
         let position = self.data.state().position;
@@ -253,7 +351,11 @@ impl<'a> Run<'a> {
         if number.is_multiple_of(interval) || number == self.total || number == 1 {
             let device = self.engine.dist.device();
             let record = Record {
-                epoch: Some(position.epoch as f64),
+                epoch: Some(epochs_done(
+                    &position,
+                    self.summary.data.as_ref(),
+                    self.config.data.row_layout(),
+                )),
                 loss: Some(result.loss),
                 learning_rate: Some(learning_rate),
                 gradient_norm: Some(result.gradient_norm),
@@ -267,11 +369,20 @@ impl<'a> Run<'a> {
             self.record(&record)?;
             self.notify(|callback, state| callback.on_log(state, &record))?;
         }
+        if let Some(norms) = norms {
+            self.record(&Record { scalars: layer_scalars(&norms), ..Record::new(number) })?;
+        }
         self.estimate()?;
         self.check_dropped()?;
-        if position.epoch != self.epoch {
+        self.epoch_ended(position.epoch)?;
+        Ok(StepEnd::Updated)
+    }
+
+    /// Tells callbacks if an epoch has ended.
+    pub(super) fn epoch_ended(&mut self, epoch: u64) -> Result<(), TrainError> {
+        if epoch != self.epoch {
             self.notify(|callback, state| callback.on_epoch_end(state))?;
-            self.epoch = position.epoch;
+            self.epoch = epoch;
             self.notify(|callback, state| callback.on_epoch_begin(state))?;
         }
         Ok(())
@@ -293,11 +404,15 @@ impl<'a> Run<'a> {
         self.warn(vec![warning])
     }
 
-    /// Whether any rank asked to stop, so that all stop after the same step.
-    fn agree_to_stop(&self) -> Result<bool, TrainError> {
-        let mut votes = [u64::from(self.wants_stop || self.stop.load(Ordering::Relaxed))];
+    /// Whether any rank asked to stop, so that all stop after the same step; and
+    /// whether the last checkpoint is so old that another one is due.
+    fn agree(&self) -> Result<[bool; 2], TrainError> {
+        let minutes = self.config.train.checkpoint.save_minutes;
+        let is_old = minutes > 0.0 && self.last_save.elapsed().as_secs_f64() >= minutes * 60.0;
+        let wants_stop = self.wants_stop || self.stop.load(Ordering::Relaxed);
+        let mut votes = [wants_stop, is_old].map(u64::from);
         self.gang.all_reduce(&mut votes, ReduceOp::Sum)?;
-        Ok(votes[0] > 0)
+        Ok(votes.map(|votes| votes > 0))
     }
 
     fn evaluate(&mut self, due: Due) -> Result<(), TrainError> {
@@ -320,6 +435,12 @@ impl<'a> Run<'a> {
             self.progress.best = Some(self.progress.best.map_or(loss, |best| best.min(loss)));
             record.scalars.insert("eval/loss".to_owned(), loss);
             record.scalars.insert("eval/perplexity".to_owned(), loss.exp());
+            if let Some(stopping) = &self.config.train.eval.early_stopping {
+                self.progress.guard.observe(loss, stopping);
+            }
+        }
+        for (name, set) in &evaluation.sets {
+            record.scalars.insert(format!("eval/{name}/loss"), set.loss);
         }
         for (number, (prompt, text)) in evaluation.samples.iter().enumerate() {
             record.texts.insert(format!("sample/{number}"), format!("{prompt}{text}"));
@@ -336,11 +457,18 @@ impl<'a> Run<'a> {
         if !due.is_due(step, self.config.train.checkpoint.save_steps) || !self.checkpoints.needs_save(step) {
             return Ok(());
         }
+        self.save_at(self.data.state())
+    }
+
+    /// Saves a checkpoint that resumes from a position in the data.
+    pub(super) fn save_at(&mut self, data: DataState) -> Result<(), TrainError> {
         if self.checkpoints.wait()? {
             self.checkpoint_saved()?;
         }
-        self.progress.data = serde_json::to_value(self.data.state()).map_err(|error| {
-            TrainError::Progress { location: "the run".to_owned(), message: error.to_string() }
+        (self.returns, self.last_save) = (0, Instant::now());
+        self.progress.data = serde_json::to_value(data).map_err(|error| TrainError::Progress {
+            location: "the run".to_owned(),
+            message: error.to_string(),
         })?;
         self.stall += self.checkpoints.save(&self.engine, &self.progress)?.as_secs_f64();
         // A blocking save is complete already.
@@ -350,7 +478,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn checkpoint_saved(&mut self) -> Result<(), TrainError> {
+    pub(super) fn checkpoint_saved(&mut self) -> Result<(), TrainError> {
         let Some(path) = self.checkpoints.last() else { return Ok(()) };
         self.notify(|callback, state| callback.on_save(state, &path))?;
         let mut evaluators = std::mem::take(&mut self.evaluators);

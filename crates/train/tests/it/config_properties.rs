@@ -44,7 +44,8 @@ fn paths() -> Vec<(String, bool)> {
 
 /// A valid configuration that says something of every section.
 fn complete() -> Value {
-    let text = "{model: {name: llama, lora: {}}, data: {paths: [a]}, train: {ema: {}}}";
+    let text = "{model: {name: llama, lora: {}}, data: {paths: [a], eval_paths: [a]}, \
+                train: {ema: {}, on_spike: {}, eval: {eval_steps: 1, early_stopping: {}}}}";
     serde_json::to_value(taken(text).unwrap()).unwrap()
 }
 
@@ -278,6 +279,7 @@ fn data() -> impl Strategy<Value = DataConfig> {
     (words, vec(name(), 1..4), 2usize..99, option::of(any::<u64>()), option::of(text())).prop_map(
         |((r#type, format, packing, train_on), paths, max_seq_len, seed, separator)| DataConfig {
             r#type,
+            eval_sets: BTreeMap::new(),
             eval_paths: paths.clone(),
             paths,
             dataset: None,

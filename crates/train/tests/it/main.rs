@@ -12,6 +12,9 @@
 //! - `published`: names and shapes in checkpoints of every family.
 //! - `devices`, `device_faults`: training on GPUs, and what happens when one fails.
 //! - `dry_run`: dry runs of large models.
+//! - `bad_steps`, `supervision`: what a run does about NaN, spikes and losses that do
+//!   not improve; what it saves and records.
+//! - `refusals`: configs that runs and dry runs refuse.
 //! - `own_extensions`: optimizers, schedules, sinks and formats of a user.
 //!
 //! Support: `setup` trains small models on thread ranks, `interpreter` executes
@@ -22,6 +25,7 @@
 #![allow(clippy::print_stdout, reason = "how close runs are is worth knowing")]
 
 mod averages;
+mod bad_steps;
 mod config;
 mod config_properties;
 #[allow(dead_code, reason = "shared with the tests of `tensor`")]
@@ -45,8 +49,10 @@ mod pipeline_errors;
 mod pipeline_timeline;
 mod published;
 mod reference;
+mod refusals;
 mod resume;
 mod schedules;
 mod setup;
 mod specs;
+mod supervision;
 mod torch_run;

@@ -94,7 +94,7 @@ fn expected(
 
 fn name(fault: &ParallelDimError) -> &'static str {
     match fault {
-        ParallelDimError::Zero { .. } => "zero",
+        ParallelDimError::NoRanks | ParallelDimError::Zero { .. } => "zero",
         ParallelDimError::Shard { .. } => "shard",
         ParallelDimError::NotYet { .. } => "not yet",
         ParallelDimError::Product { .. } | ParallelDimError::NothingLeft { .. } => "product",
@@ -228,7 +228,7 @@ fn every_error_suggests_sizes_that_fit() {
     let check = |accelerator: Accelerator, world: usize, fault: &str, hint: &str| {
         assert_eq!(error_of(accelerator, world, &model(), &rows), (fault.to_owned(), hint.to_owned()));
     };
-    check(plain(), 0, "`world` is 0", "set world to 1 or more");
+    check(plain(), 0, "cannot run on 0 ranks", "set the number of ranks to 1 or more");
     check(
         Accelerator { dp_shard: 0, ..plain() },
         1,

@@ -24,6 +24,7 @@ fn progress(step: u64, recipe: &Recipe) -> Progress {
         data: serde_json::json!({ "row": step * 12 }),
         best: (step > 2).then_some(1.5),
         optimizer: optimizer.name().to_owned(),
+        guard: weightloom_train::GuardState::default(),
         config: serde_json::json!({ "train": { "max_steps": step } }),
     }
 }

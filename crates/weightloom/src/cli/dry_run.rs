@@ -1,6 +1,10 @@
 //! A dry run of a training, for people.
 
-use weightloom::train::dry_run::{DataReport, DryRun, Effect, FitReport, RankReport, Remedy, TimeReport};
+use weightloom::errors::Hint as _;
+use weightloom::train::config::ConfigWarning;
+use weightloom::train::dry_run::{
+    DataReport, DryRun, Effect, FitReport, GpuFit, RankReport, Remedy, TimeReport,
+};
 
 use super::data::summary_lines;
 use super::models::short;
@@ -8,7 +12,17 @@ use super::output::{Output, bytes, counted, table};
 
 /// What a run would do, as text.
 pub(super) fn render(run: &DryRun) -> String {
-    let sections = [head(run), fit(run), memory(run), stages(run), traffic(run), pipeline(run), foot(run)];
+    let sections = [
+        head(run),
+        warnings(run),
+        fit(run),
+        gpus(run),
+        memory(run),
+        stages(run),
+        traffic(run),
+        pipeline(run),
+        foot(run),
+    ];
     sections.join("\n")
 }
 
@@ -64,6 +78,36 @@ fn fit(run: &DryRun) -> String {
     lines.join("\n")
 }
 
+/// Values of the config that are surely wrong.
+fn warnings(run: &DryRun) -> String {
+    let line = |warning: &ConfigWarning| {
+        let fix = warning.hint().map_or_else(String::new, |hint| format!("; {hint}"));
+        format!("\nwarning: {warning}{fix}")
+    };
+    run.warnings.iter().map(line).collect()
+}
+
+/// Whether it fits on common GPUs.
+fn gpus(run: &DryRun) -> String {
+    let line = |GpuFit { gigabytes, needed, fits, remedy }: &GpuFit| {
+        let answer = match (fits, remedy) {
+            (true, _) => "fits".to_owned(),
+            (false, None) => format!("too small: {} are needed", bytes(*needed)),
+            (false, Some(Remedy { overrides, ranks, .. })) if *ranks == run.mesh.world => {
+                format!("fits with {}", overrides.join(" "))
+            }
+            (false, Some(Remedy { overrides, ranks, .. })) => {
+                format!("fits with {}", [&[format!("--ranks {ranks}")], &overrides[..]].concat().join(" "))
+            }
+        };
+        format!("\n  {gigabytes} GB: {answer}")
+    };
+    match run.gpus.is_empty() {
+        true => String::new(),
+        false => format!("\nOn GPUs, one for each rank:{}", run.gpus.iter().map(line).collect::<String>()),
+    }
+}
+
 /// A number of operations in the unit that suits it.
 fn flops(count: f64) -> String {
     const UNITS: [(f64, &str); 7] =
@@ -117,10 +161,10 @@ fn memory(run: &DryRun) -> String {
         "parameters",
         "gradients",
         "optimizer",
-        "kept",
-        "of weights",
-        "at a time",
-        "worked with",
+        "activations",
+        "kept weights",
+        "in flight",
+        "temporary",
         "peak",
     ];
     let mut rows = table(&heads, &[1, 2, 3, 4, 5, 6, 7, 8]);
@@ -140,11 +184,14 @@ fn memory(run: &DryRun) -> String {
     for (places, row) in folded(run, of_rank) {
         rows.add_row([places].into_iter().chain(row));
     }
-    format!("\nMemory of the rank that holds most, when most is in use\n{rows}")
+    format!(
+        "\nMemory of the rank that holds most, at its peak; in flight: micro-batches between their passes\n{rows}"
+    )
 }
 
 fn stages(run: &DryRun) -> String {
-    let heads = ["stage", "layers", "parameters", "forward", "backward", "kept", "gathered", "sent on"];
+    let heads =
+        ["stage", "layers", "parameters", "forward", "backward", "kept for backward", "gathered", "sent"];
     let mut rows = table(&heads, &[0, 2, 3, 4, 5, 6, 7]);
     let mut all: Vec<_> = run.ranks.iter().flat_map(|rank| &rank.stages).collect();
     all.sort_by_key(|stage| stage.number);
@@ -187,7 +234,7 @@ fn traffic(run: &DryRun) -> String {
     for axis in &most.by_axis {
         rows.add_row([
             axis.axis.clone(),
-            "all together".to_owned(),
+            "total".to_owned(),
             String::new(),
             String::new(),
             axis.count.to_string(),

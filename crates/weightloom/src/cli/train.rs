@@ -3,6 +3,7 @@
 mod stop_signal;
 mod sway_evaluator;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -17,7 +18,8 @@ use weightloom::hub::CheckpointMismatch;
 use weightloom::launch::Launch;
 use weightloom::sway::backend::build::Programs;
 use weightloom::train::callback::{
-    Callback, CallbackResult, Control, Evaluation, Evaluator, Notice, RunSummary, TimeEstimate, TrainerState,
+    Callback, CallbackResult, Control, Evaluation, Evaluator, Notice, RunSummary, SetLoss, TimeEstimate,
+    TrainerState,
 };
 use weightloom::train::config::{Config, ConfigReader, dump, reference_with, schema_with};
 use weightloom::train::data::{DocumentsRead, PromptStyle};
@@ -112,7 +114,7 @@ impl From<TrainError> for Failure {
         match error {
             TrainError::Hub(error) => Self::from(error),
             TrainError::Checkpoint(error) => Self::from(error),
-            TrainError::NotFinite { .. } => Self::check_with_hint(&error),
+            TrainError::NotFinite { .. } | TrainError::Spike { .. } => Self::check_with_hint(&error),
             TrainError::Metrics(MetricsError::Unavailable { .. }) => Self::user(&error),
             TrainError::Gang(_)
             | TrainError::File(_)
@@ -201,7 +203,7 @@ pub(super) fn run(args: &TrainArgs, registry: &Registry, output: Output) -> Resu
         Format::Json => output.last_line(&summary, text)?,
     };
     Ok(match outcome.end {
-        End::Finished => ExitCode::SUCCESS,
+        End::Finished | End::EarlyStopped => ExitCode::SUCCESS,
         // Otherwise `train && deploy` would deploy half of a run.
         End::Stopped => ExitCode::from(STOPPED),
     })
@@ -362,12 +364,19 @@ impl Callback for Reporter {
                 counted(evaluation.targets as usize, "token"),
             ));
         }
+        for (name, set) in &evaluation.sets {
+            self.print(&format!("step {}: eval loss of {name} {:.4}", state.step, set.loss));
+        }
         for (prompt, text) in &evaluation.samples {
             self.print(&format!("  {prompt:?} → {text:?}"));
         }
         if self.output.is_json() {
-            let record =
-                EvalRecord { step: state.step, eval_loss: evaluation.loss, samples: &evaluation.samples };
+            let record = EvalRecord {
+                step: state.step,
+                eval_loss: evaluation.loss,
+                sets: &evaluation.sets,
+                samples: &evaluation.samples,
+            };
             let _ = self.output.line(&record, |_| String::new());
         }
         Ok(Control::Continue)
@@ -437,6 +446,8 @@ fn run_summary(summary: &RunSummary) -> Vec<String> {
     lines.extend(summary.dataset.iter().map(|name| format!("dataset: {name}")));
     lines.extend(summary.weights_mismatch.iter().flat_map(mismatch_lines));
     lines.extend(summary.eval.iter().flat_map(|eval| read_lines("evaluation data", eval)));
+    let sets = summary.eval_sets.iter();
+    lines.extend(sets.flat_map(|(name, eval)| read_lines(&format!("evaluation data {name}"), eval)));
     let share = 100.0 * summary.trainable_parameters as f64 / summary.parameters.max(1) as f64;
     lines.push(format!(
         "trainable parameters: {} of {} ({share:.2}%)",
@@ -463,6 +474,8 @@ pub(super) fn millions(count: u64) -> String {
 struct EvalRecord<'a> {
     step: u64,
     eval_loss: Option<f64>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    sets: &'a BTreeMap<String, SetLoss>,
     samples: &'a [(String, String)],
 }
 
@@ -484,6 +497,9 @@ struct Summary {
     weights: Option<String>,
     /// Whether prompts are user messages.
     chat: bool,
+    /// Whether checkpoints have a tokenizer.
+    #[serde(skip)]
+    has_tokenizer: bool,
     /// The documents read.
     data: Option<DocumentsRead>,
     /// Tensors of the initial weights that were initialized or ignored.
@@ -499,6 +515,7 @@ impl Summary {
         Self {
             end: match outcome.end {
                 End::Finished => "finished",
+                End::EarlyStopped => "stopped early",
                 End::Stopped => "stopped",
             },
             step: outcome.step,
@@ -519,6 +536,7 @@ impl Summary {
             },
             adapter: config.model.lora.is_some(),
             weights: config.model.weights_path.clone(),
+            has_tokenizer: outcome.has_tokenizer,
             chat: outcome.prompt_style == PromptStyle::Chat,
             data: outcome.data.clone(),
             weights_mismatch: outcome.weights_mismatch.clone(),
@@ -541,7 +559,10 @@ fn text(summary: &Summary, program: &str, options: &str) -> String {
     if summary.end == "stopped" {
         lines.push("run the same command again to resume".to_owned());
     }
-    if let Some(checkpoint) = &summary.checkpoint {
+    if let Some(checkpoint) = summary.checkpoint.as_ref().filter(|_| !summary.has_tokenizer) {
+        lines.push(format!("saved {}, without a tokenizer", checkpoint.display()));
+    }
+    if let Some(checkpoint) = summary.checkpoint.as_ref().filter(|_| summary.has_tokenizer) {
         let path = checkpoint.display();
         let options = format!("{}{options}", if summary.chat { " --chat" } else { "" });
         lines.push(match (summary.adapter, &summary.weights) {

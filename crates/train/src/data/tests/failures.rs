@@ -94,8 +94,9 @@ fn invalid_lines_are_reported_with_their_location() {
         (
             "{\"messages\": [{\"role\": \"user\"}]}",
             json!({}),
-            "x.jsonl:3: the model has no chat template for this conversation",
-            "set `data.chat_template` to a file with a template",
+            "x.jsonl:3: the tokenizer has no chat template to render this conversation with",
+            "set `data.chat_template` to a file with a Jinja template, or `model.tokenizer_path` to the \
+             tokenizer of a chat model",
         ),
     ];
     for (line, changes, error, hint) in cases {

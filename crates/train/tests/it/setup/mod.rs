@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "no test needs all of it")]
 
 pub mod models;
+pub mod place;
 
 use std::sync::Arc;
 

@@ -1,0 +1,59 @@
+//! How much of the data a run has read, in epochs.
+
+use crate::config::RowLayout;
+use crate::data::{DataSummary, Position};
+
+/// Completed epochs, with the fraction of the current one: by documents, and within a
+/// document by tokens if all are counted.
+pub(super) fn epochs_done(position: &Position, data: Option<&DataSummary>, layout: RowLayout) -> f64 {
+    let whole = position.epoch as f64;
+    let Some(data) = data.filter(|data| data.documents > 0) else { return whole };
+    let documents = data.documents as f64;
+    let (least, most) = (position.place as f64 / documents, (position.place + 1) as f64 / documents);
+    if !data.is_complete() {
+        return whole + least.min(1.0);
+    }
+    // The last token of a document is an input only if another document follows.
+    let inputs = match layout {
+        RowLayout::Packed => data.tokens,
+        RowLayout::Padded => data.tokens.saturating_sub(data.used),
+    };
+    let read = position.tokens as f64 / inputs.max(1) as f64 - whole;
+    whole + read.clamp(least, most).min(1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary(documents: u64, read: u64) -> DataSummary {
+        DataSummary { documents, read, used: read, tokens: 100, ..DataSummary::default() }
+    }
+
+    fn at(epoch: u64, place: u64, tokens: u64) -> Position {
+        Position { epoch, place, tokens, ..Position::default() }
+    }
+
+    #[test]
+    fn epochs_are_fractions() {
+        let one = summary(1, 1);
+        for (position, expected) in [
+            (at(0, 0, 0), 0.0),
+            (at(0, 0, 25), 0.25),
+            (at(1, 0, 150), 1.5),
+            (at(2, 0, 200), 2.0),
+            // Data that was started again.
+            (at(0, 0, 1000), 1.0),
+        ] {
+            assert_eq!(epochs_done(&position, Some(&one), RowLayout::Packed), expected, "{position:?}");
+        }
+        // 99 inputs of a single document.
+        assert_eq!(epochs_done(&at(0, 0, 33), Some(&one), RowLayout::Padded), 33.0 / 99.0);
+        // Of several documents, those that are done count.
+        let four = summary(4, 4);
+        assert_eq!(epochs_done(&at(0, 1, 99), Some(&four), RowLayout::Packed), 0.5);
+        assert_eq!(epochs_done(&at(3, 2, 0), Some(&four), RowLayout::Packed), 3.5);
+        assert_eq!(epochs_done(&at(1, 3, 0), Some(&summary(4, 2)), RowLayout::Packed), 1.75);
+        assert_eq!(epochs_done(&at(0, 0, 64), None, RowLayout::Packed), 0.0);
+    }
+}
