@@ -43,7 +43,7 @@ pub use rule::{ConfigErrors, ConfigFault, Problem, Remedy, Rule};
 pub use weightloom_document::Origin;
 pub use weightloom_document::variables::Lookup;
 
-pub use data::{DataConfig, DataFormat, DataType, RowLayout, TrainOn};
+pub use data::{BadLines, DataConfig, DataFormat, DataType, RowLayout, TrainOn};
 pub use model::{LoadStrictness, LoraConfig, ModelConfig};
 pub(crate) use model::{is_named, is_target};
 pub use train::{

@@ -6,7 +6,7 @@ use weightloom_hub::Hub;
 use weightloom_hub::cards::ModelAddress;
 
 use super::build::load_tokenizer;
-use super::dataset::ResolvedConfig;
+use super::dataset::{ResolvedConfig, data_cache};
 use super::model_plan::ModelPlan;
 use super::weights::open_weights;
 use crate::config::{Config, DataType};
@@ -129,6 +129,7 @@ fn loader(
         vocabulary,
         epochs: Epochs::Endless,
         formats: extensions.formats.clone(),
+        cache: data_cache(hub),
     };
     Some(Loader::new(settings))
 }

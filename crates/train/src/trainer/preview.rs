@@ -7,7 +7,7 @@ use weightloom_hub::Hub;
 use weightloom_hub::fetch::FetchObserver;
 
 use super::build::load_tokenizer;
-use super::dataset::ResolvedConfig;
+use super::dataset::{ResolvedConfig, data_cache};
 use super::weights::open_weights;
 use crate::config::Config;
 use crate::data::{DataSettings, DataSummary, Epochs, Example, Loader};
@@ -51,6 +51,7 @@ pub fn preview_data(
         vocabulary: definition.vocabulary(),
         epochs: Epochs::Endless,
         formats: extensions.formats.clone(),
+        cache: data_cache(hub),
     })?;
     Ok(DataPreview {
         dataset: resolved.dataset(),

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use weightloom_train::Config;
 use weightloom_train::config::{
-    Accelerator, CheckpointConfig, ConfigErrors, DataConfig, DataFormat, DataType, LoadStrictness,
+    Accelerator, BadLines, CheckpointConfig, ConfigErrors, DataConfig, DataFormat, DataType, LoadStrictness,
     LoraConfig, ModelConfig, OptimizerConfig, OptimizerKind, PipelineSchedule, Problem, Resume, SampleConfig,
     TrainConfig, TrainOn, dump, read, schema,
 };
@@ -271,6 +271,8 @@ fn data() -> impl Strategy<Value = DataConfig> {
             DataFormat::Text,
             DataFormat::PromptCompletion,
             DataFormat::Chat,
+            DataFormat::Alpaca,
+            DataFormat::Sharegpt,
         ]),
         any::<bool>(),
         proptest::sample::select(vec![TrainOn::Completions, TrainOn::All]),
@@ -285,6 +287,7 @@ fn data() -> impl Strategy<Value = DataConfig> {
             max_seq_len,
             packing,
             max_dropped: 0.25,
+            bad_lines: BadLines::default(),
             train_on,
             shuffle: max_seq_len.is_multiple_of(2),
             seed,
