@@ -46,7 +46,7 @@ pub use rule::{ConfigErrors, ConfigFault, Problem, Remedy, Rule};
 pub use weightloom_document::Origin;
 pub use weightloom_document::variables::Lookup;
 
-pub use data::{DataConfig, DataFormat, DataType, EvalSet, RowLayout, TrainOn};
+pub use data::{BadLines, DataConfig, DataFormat, DataType, EvalSet, RowLayout, TrainOn};
 pub use guard::{BadStepAction, EarlyStopping, SpikeConfig};
 pub use model::{LoadStrictness, LoraConfig, ModelConfig};
 pub(crate) use model::{is_named, is_target};

@@ -12,6 +12,8 @@
 //! [`Loader`] does all of this; [`Prefetched`] prepares batches on a thread.
 
 mod chat;
+mod compression;
+mod conversation;
 mod count;
 mod digest;
 mod documents;
@@ -26,6 +28,7 @@ mod lines;
 mod loader;
 mod order;
 mod origins;
+mod parquet;
 mod paths;
 mod pieces;
 mod prefetch;
@@ -37,8 +40,10 @@ mod state;
 mod status;
 mod stream;
 mod summary;
+mod table;
 #[cfg(test)]
 mod tests;
+mod unpacked;
 
 pub use count::{Count, Measure, Progress};
 pub use documents::{DataSize, PromptStyle};
@@ -47,6 +52,9 @@ pub use example::{Example, Passage};
 pub use format::{DataFormats, RecordFormat};
 pub use loader::{DataSettings, Loader};
 pub use origins::BatchDocuments;
+pub use parquet::ParquetError;
+#[doc(hidden)]
+pub use parquet::check_parquet;
 pub use prefetch::Prefetched;
 pub use record::Content as Document;
 pub use row::{Batch, Row};

@@ -47,6 +47,10 @@ pub struct DataConfig {
     /// can be trained on. More is an error that lists the reasons.
     #[serde(default = "max_dropped")]
     pub max_dropped: f64,
+    /// Records that cannot be read: a line that is no JSON, lacks a key or has
+    /// one of another type. Dropped ones count towards `max_dropped`.
+    #[serde(default)]
+    pub bad_lines: BadLines,
     /// Tokens that contribute to the loss.
     #[serde(default)]
     pub train_on: TrainOn,
@@ -108,6 +112,17 @@ pub enum DataType {
     Dummy,
 }
 
+/// What to do with records that cannot be read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BadLines {
+    /// End with an error that names the file and the line.
+    #[default]
+    Error,
+    /// Drop them; the account of the data has their number and the first one.
+    Drop,
+}
+
 /// Format of each line of a JSONL file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -122,6 +137,11 @@ pub enum DataFormat {
     PromptCompletion,
     /// `{"messages": [{"role": …, "content": …}, …]}`.
     Chat,
+    /// `{"instruction": …, "input": …, "output": …}`, a question and its answer.
+    Alpaca,
+    /// `{"conversations": [{"from": …, "value": …}, …]}`, with roles such as
+    /// `human` and `gpt`.
+    Sharegpt,
     /// One that the program has registered with
     /// [`DataFormats`](crate::data::DataFormats).
     #[serde(untagged)]
@@ -132,7 +152,8 @@ pub enum DataFormat {
 impl DataFormat {
     /// The format with a name in the config.
     pub(crate) fn named(name: &str) -> Self {
-        let built_in = [Self::Auto, Self::Text, Self::PromptCompletion, Self::Chat];
+        let built_in =
+            [Self::Auto, Self::Text, Self::PromptCompletion, Self::Chat, Self::Alpaca, Self::Sharegpt];
         let found = built_in.into_iter().find(|format| format.name() == name);
         found.unwrap_or_else(|| Self::Registered(name.to_owned()))
     }
@@ -144,6 +165,8 @@ impl DataFormat {
             Self::Text => "text",
             Self::PromptCompletion => "prompt_completion",
             Self::Chat => "chat",
+            Self::Alpaca => "alpaca",
+            Self::Sharegpt => "sharegpt",
             Self::Registered(name) => name,
         }
     }

@@ -5,17 +5,25 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
-use std::path::PathBuf;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 
 use weightloom_errors::FileError;
+use weightloom_hub::text::OrderedJson;
 use weightloom_hub::{DataFile, DataKind};
 
 use super::error::DataError;
 use super::format::SelectedFormat;
 use super::paths::{FoundFiles, Kind};
-use super::record::{Content, Origin};
-use super::scan::{Entry, scan};
+use super::record::{Content, Origin, Parsed, parse_fields};
+use super::scan::{Entry, ScannedFile, scan};
 use super::state::FileFingerprint;
+use super::table::fields;
+use super::unpacked::plain_file;
+use crate::config::BadLines;
+
+/// The format of documents that are no records.
+const TEXT_FILE: &str = "text file";
 
 /// The size of the data.
 #[allow(missing_docs)]
@@ -32,9 +40,23 @@ pub(super) struct Documents {
     files: Vec<Scanned>,
     entries: Vec<Entry>,
     format: SelectedFormat,
+    bad_lines: BadLines,
     skipped_files: BTreeMap<String, usize>,
     prompt_style: PromptStyle,
 }
+
+/// How files are read.
+pub(super) struct DocumentSettings<'a> {
+    /// The line between the documents of a text file.
+    pub(super) separator: Option<&'a str>,
+    pub(super) format: &'a SelectedFormat,
+    pub(super) bad_lines: BadLines,
+    /// The folder for plain copies of compressed files.
+    pub(super) cache: &'a Path,
+}
+
+/// Records of a file that are tried for its kind, if the first are bad.
+const TRIED: usize = 100;
 
 /// How prompts look to a model that is trained on the data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,6 +70,10 @@ pub enum PromptStyle {
 
 struct Scanned {
     path: PathBuf,
+    /// The file with the documents: a copy, if the file is compressed.
+    plain: PathBuf,
+    /// The columns of a table.
+    columns: Vec<String>,
     kind: Kind,
     fingerprint: FileFingerprint,
     /// The index after its last document.
@@ -57,33 +83,60 @@ struct Scanned {
 impl Documents {
     /// Scans all files. The first object of each JSON file is parsed, so that a
     /// file in another format is found before the run starts.
-    pub(super) fn new(
-        paths: &[String],
-        separator: Option<&str>,
-        format: &SelectedFormat,
-    ) -> Result<Self, DataError> {
+    pub(super) fn new(paths: &[String], settings: &DocumentSettings<'_>) -> Result<Self, DataError> {
+        let DocumentSettings { separator, format, bad_lines, cache } = *settings;
         if let Some(separator) = separator.filter(|separator| separator.contains(['\n', '\r'])) {
             return Err(DataError::Separator { separator: separator.to_owned() });
         }
         let FoundFiles { files: found, skipped_files } = FoundFiles::new(paths, &format.kind)?;
         let (mut files, mut entries) = (Vec::with_capacity(found.len()), Vec::new());
         for file in found {
-            let whole = scan(&file, separator, &mut entries)?;
+            let plain = plain_file(&file, cache)?;
+            let ScannedFile { whole, columns } = scan(&file, &plain, separator, &mut entries)?;
             let fingerprint =
                 FileFingerprint { name: file.name, bytes: whole.bytes, checksum: whole.checksum };
-            files.push(Scanned { path: file.path, kind: file.kind, fingerprint, end: entries.len() });
+            let (path, kind, end) = (file.path, file.kind, entries.len());
+            files.push(Scanned { path, plain, columns, kind, fingerprint, end });
         }
         entries.shrink_to_fit();
         let prompt_style = PromptStyle::Plain;
-        let mut documents = Self { files, entries, format: format.clone(), skipped_files, prompt_style };
-        let mut first = 0;
-        for file in &documents.files {
-            if file.kind != Kind::Text && matches!(documents.read(first)?.1, Content::Chat { .. }) {
-                documents.prompt_style = PromptStyle::Chat;
-            }
-            first = file.end;
+        let format = format.clone();
+        let mut documents = Self { files, entries, format, bad_lines, skipped_files, prompt_style };
+        if documents.file_kinds()?.contains(&Some(DataKind::Chat)) {
+            documents.prompt_style = PromptStyle::Chat;
         }
         Ok(documents)
+    }
+
+    /// The kind of the first readable document of each file, if there is one.
+    fn file_kinds(&self) -> Result<Vec<Option<DataKind>>, DataError> {
+        let mut first = 0;
+        let mut kinds = Vec::with_capacity(self.files.len());
+        for file in &self.files {
+            kinds.push(self.kind_of(file, first..file.end)?);
+            first = file.end;
+        }
+        Ok(kinds)
+    }
+
+    fn kind_of(&self, file: &Scanned, documents: Range<usize>) -> Result<Option<DataKind>, DataError> {
+        // A text file may be one large document.
+        if file.kind == Kind::Text {
+            return Ok((!documents.is_empty()).then_some(DataKind::Text));
+        }
+        for document in documents.take(TRIED) {
+            match self.read(document) {
+                Ok((_, parsed)) => return Ok(Some(parsed.content.kind())),
+                Err(error) if self.skips(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a run goes on after an error about a record.
+    pub(super) fn skips(&self, error: &DataError) -> bool {
+        self.bad_lines == BadLines::Drop && error.is_bad_record()
     }
 
     pub(super) fn len(&self) -> usize {
@@ -106,21 +159,12 @@ impl Documents {
 
     /// The files with documents, each with the kind of its first.
     pub(super) fn data_files(&self) -> Result<Vec<DataFile>, DataError> {
-        let mut first = 0;
-        let mut found = Vec::with_capacity(self.files.len());
-        for file in &self.files {
-            if first < file.end {
-                let kind = match file.kind {
-                    // A text file may be one large document.
-                    Kind::Text => DataKind::Text,
-                    Kind::Jsonl | Kind::JsonArray => self.read(first)?.1.kind(),
-                };
-                let FileFingerprint { name, bytes, .. } = file.fingerprint.clone();
-                found.push(DataFile { name, bytes, kind });
-            }
-            first = file.end;
-        }
-        Ok(found)
+        let files = self.files.iter().zip(self.file_kinds()?);
+        let found = files.filter_map(|(file, kind)| {
+            let FileFingerprint { name, bytes, .. } = file.fingerprint.clone();
+            Some(DataFile { name, bytes, kind: kind? })
+        });
+        Ok(found.collect())
     }
 
     /// Whether there are JSON files.
@@ -158,14 +202,32 @@ impl Documents {
         })
     }
 
+    fn read_table(
+        &self,
+        record: &str,
+        delimiter: u8,
+        number: usize,
+        origin: &Origin,
+    ) -> Result<Parsed, DataError> {
+        let columns = &self.file_of(number).columns;
+        let fields = fields(record, delimiter);
+        if fields.len() != columns.len() {
+            let Origin { file, line } = origin.clone();
+            return Err(DataError::Fields { file, line, expected: columns.len(), found: fields.len() });
+        }
+        let fields = columns.iter().cloned().zip(fields.into_iter().map(OrderedJson::from));
+        parse_fields(fields.collect(), &self.format.kind, origin)
+    }
+
     /// Reads the document with this index.
-    pub(super) fn read(&self, number: usize) -> Result<(Origin, Content), DataError> {
+    pub(super) fn read(&self, number: usize) -> Result<(Origin, Parsed), DataError> {
         let (origin, text) = (self.origin(number), self.text(number)?);
-        let content = match self.file_of(number).kind {
-            Kind::Text => Content::Text(text),
-            Kind::Jsonl | Kind::JsonArray => self.format.format.read(&text, &origin)?,
+        let parsed = match self.file_of(number).kind {
+            Kind::Text => Parsed { content: Content::Text(text), format: TEXT_FILE },
+            Kind::Jsonl | Kind::JsonArray | Kind::Parquet => self.format.format.read(&text, &origin)?,
+            Kind::Table { delimiter } => self.read_table(&text, delimiter, number, &origin)?,
         };
-        Ok((origin, content))
+        Ok((origin, parsed))
     }
 }
 
@@ -173,11 +235,11 @@ fn bytes(file: &Scanned, entry: Entry, origin: &Origin) -> Result<Vec<u8>, DataE
     let name = || origin.file.clone();
     let failed = |error: std::io::Error| match error.kind() {
         ErrorKind::NotFound => DataError::Deleted { file: name() },
-        _ => FileError::new("read", &file.path, &error).into(),
+        _ => FileError::new("read", &file.plain, &error).into(),
     };
     // Opened for each document, so that a replaced file is noticed and no file
     // stays open.
-    let mut open = File::open(&file.path).map_err(failed)?;
+    let mut open = File::open(&file.plain).map_err(failed)?;
     let found = open.metadata().map_err(failed)?.len();
     if found != file.fingerprint.bytes {
         return Err(DataError::Changed { file: name(), scanned: file.fingerprint.bytes, found });

@@ -3,12 +3,14 @@
 use weightloom_errors::{FileError, Hint, name_list, nearest};
 use weightloom_hub::text::{ChatError, TextError};
 
+use super::parquet::ParquetError;
 use super::status::DropReason;
 use super::summary::DroppedDocuments;
 use crate::extensions::UnknownName;
 
 /// The keys that identify the format of a JSONL line.
-const KEYS: [&str; 4] = ["text", "prompt", "completion", "messages"];
+const KEYS: [&str; 7] =
+    ["text", "prompt", "completion", "messages", "instruction", "output", "conversations"];
 
 /// Training data that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -19,7 +21,7 @@ pub enum DataError {
     NoPaths,
     #[error("cannot find `{path}`")]
     NotFound { path: String },
-    #[error("`{path}` contains no text, Markdown or JSONL files")]
+    #[error("`{path}` contains no files of a type that can be read")]
     NoFiles { path: String },
     #[error("invalid glob pattern `{pattern}`: {message}")]
     Pattern { pattern: String, message: String },
@@ -31,6 +33,14 @@ pub enum DataError {
     FileType { file: String, extension: Option<String> },
     #[error("{file}:{line}: cannot read a JSON array of objects: {reason}")]
     NotAnArray { file: String, line: usize, reason: &'static str },
+    #[error("cannot decompress `{file}`: {reason}")]
+    Compressed { file: String, reason: String },
+    #[error("cannot read `{file}`")]
+    Parquet { file: String, source: ParquetError },
+    #[error("{file}:{line}: the record has no end: a quote is not closed")]
+    OpenQuote { file: String, line: usize },
+    #[error("{file}:{line}: the record has {found} fields, and the header {expected}")]
+    Fields { file: String, line: usize, expected: usize, found: usize },
     #[error("`{file}` contains no documents")]
     Empty { file: String },
     #[error("{file}:{line}: {what} exceeds {limit}")]
@@ -124,12 +134,31 @@ pub enum FileChange {
     Unlisted { listed: usize },
 }
 
+impl DataError {
+    /// Whether it is about a single record, which a run can do without.
+    pub(super) fn is_bad_record(&self) -> bool {
+        matches!(
+            self,
+            Self::Record { .. }
+                | Self::Syntax { .. }
+                | Self::UnknownFormat { .. }
+                | Self::Ambiguous { .. }
+                | Self::MissingKey { .. }
+                | Self::WrongType { .. }
+                | Self::NotUtf8 { .. }
+                | Self::Fields { .. }
+                | Self::Chat { .. }
+                | Self::UnlocatedMessage { .. }
+        )
+    }
+}
+
 impl Hint for DataError {
     fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::NoPaths => "list files, folders or glob patterns in `data.paths`",
             Self::NotFound { .. } => "check the path; `*` matches any part of a name",
-            Self::NoFiles { .. } => "use files that end in .txt, .text, .md, .markdown, .jsonl or .ndjson",
+            Self::NoFiles { .. } => "use text, Markdown, JSONL, JSON, CSV, TSV or Parquet files",
             Self::NotAFile { .. } => "write the data to a file first: it is read more than once",
             Self::FileType { .. } => {
                 "set `data.format: text` to train on it as plain text, or convert it to JSONL"
@@ -141,16 +170,27 @@ impl Hint for DataError {
                 return Some(dropped_hint(*dropped as f64 / *read as f64, reasons));
             }
             Self::Empty { .. } => "delete it, or remove it from `data.paths`",
+            Self::Compressed { .. } => "check that the file is complete, or compress it again",
+            Self::Parquet { source: ParquetError::Unsupported(_), .. } => {
+                "write the file again with Snappy, gzip or Zstandard, or as JSONL"
+            }
+            Self::OpenQuote { .. } => "close the quote, and write a quote in a quoted field twice",
+            Self::Fields { .. } => "put fields that contain the delimiter in double quotes",
             Self::TooLarge { .. } => "split the file, or set `data.separator`",
             Self::Separator { .. } => "set `data.separator` to a single line",
             Self::UnknownFormat { keys, .. } => return Some(format_hint(keys)),
-            Self::Ambiguous { .. } => "set `data.format` to text, prompt_completion or chat",
+            Self::Ambiguous { .. } => {
+                "set `data.format` to text, prompt_completion, chat, alpaca or sharegpt"
+            }
             Self::MissingKey { key, keys, .. } => {
                 return nearest(key, keys.iter().map(String::as_str))
                     .map(|near| format!("rename `{near}` to `{key}`"));
             }
             Self::WrongType { key, .. } if key.starts_with("messages") => {
                 "write messages as {\"role\": \"user\", \"content\": \"…\"}"
+            }
+            Self::WrongType { key, .. } if key.starts_with("conversations") => {
+                "write turns as {\"from\": \"human\", \"value\": \"…\"}"
             }
             Self::NotUtf8 { .. } => "convert the file to UTF-8",
             Self::Changed { .. } | Self::Deleted { .. } => {
@@ -192,9 +232,13 @@ impl Hint for DataError {
 }
 
 fn format_hint(keys: &[String]) -> String {
-    match keys.iter().find_map(|key| nearest(key, KEYS).map(|near| (key, near))) {
+    match keys.iter().find_map(|key| Some((key, nearest(key, KEYS).filter(|near| near != key)?))) {
         Some((key, near)) => format!("rename `{key}` to `{near}`"),
-        None => "use the key `text`, or `prompt` and `completion`, or `messages`".to_owned(),
+        None => {
+            "use the key `text`, or `prompt` and `completion`, `instruction` and `output`, `messages`, or \
+                 `conversations`"
+                .to_owned()
+        }
     }
 }
 
@@ -214,6 +258,7 @@ fn dropped_hint(share: f64, reasons: &[DroppedDocuments]) -> String {
         Some(DropReason::UnknownRoles) => "rename the roles to `user` and `assistant`",
         Some(DropReason::NoAssistantMessage) => "add assistant messages, or set `data.train_on: all`",
         Some(DropReason::AnswerCutOff) => "raise `data.max_seq_len` so that answers fit",
+        Some(DropReason::BadLine) => "correct the lines",
         Some(DropReason::NothingToTrain) | None => "remove the documents",
     };
     // Rounded up, so that setting it is enough.

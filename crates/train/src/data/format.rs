@@ -6,7 +6,7 @@ use std::sync::Arc;
 use weightloom_document::schema::Choice;
 
 use super::error::DataError;
-use super::record::{Content, Origin, parse};
+use super::record::{Content, Origin, Parsed, parse};
 use crate::config::DataFormat;
 use crate::extensions::{NoOptions, RegisterError, Registry, caught, section_of};
 
@@ -39,7 +39,7 @@ use crate::extensions::{NoOptions, RegisterError, Registry, caught, section_of};
 /// }
 ///
 /// let formats = DataFormats::standard().with(Tabbed)?;
-/// assert_eq!(formats.names(), ["auto", "text", "prompt_completion", "chat", "tabbed"]);
+/// assert!(formats.names().contains(&"tabbed"));
 /// # Ok::<(), weightloom_train::extensions::RegisterError>(())
 /// ```
 pub trait RecordFormat: fmt::Debug + Send + Sync + 'static {
@@ -56,13 +56,14 @@ pub trait RecordFormat: fmt::Debug + Send + Sync + 'static {
 
 /// A format with errors that name the file.
 pub(super) trait AnyFormat: Send + Sync {
-    fn read(&self, record: &str, origin: &Origin) -> Result<Content, DataError>;
+    fn read(&self, record: &str, origin: &Origin) -> Result<Parsed, DataError>;
 }
 
 impl<T: RecordFormat> AnyFormat for T {
-    fn read(&self, record: &str, origin: &Origin) -> Result<Content, DataError> {
+    fn read(&self, record: &str, origin: &Origin) -> Result<Parsed, DataError> {
         let record = record.trim_end_matches(['\n', '\r']);
         let parsed = caught(|| self.parse(record)).unwrap_or_else(|panic| Err(panic.to_string()));
+        let parsed = parsed.map(|content| Parsed { content, format: self.name() });
         parsed.map_err(|reason| {
             let Origin { file, line } = origin.clone();
             DataError::Record { file, line, format: self.name().to_owned(), reason }
@@ -74,7 +75,7 @@ impl<T: RecordFormat> AnyFormat for T {
 struct BuiltIn(DataFormat);
 
 impl AnyFormat for BuiltIn {
-    fn read(&self, record: &str, origin: &Origin) -> Result<Content, DataError> {
+    fn read(&self, record: &str, origin: &Origin) -> Result<Parsed, DataError> {
         parse(record, &self.0, origin)
     }
 }
@@ -98,6 +99,16 @@ impl DataFormats {
             (DataFormat::Text, "text", "`{\"text\": …}`."),
             (DataFormat::PromptCompletion, "prompt_completion", "`{\"prompt\": …, \"completion\": …}`."),
             (DataFormat::Chat, "chat", "`{\"messages\": [{\"role\": …, \"content\": …}, …]}`."),
+            (
+                DataFormat::Alpaca,
+                "alpaca",
+                "`{\"instruction\": …, \"input\": …, \"output\": …}`, a question and its answer.",
+            ),
+            (
+                DataFormat::Sharegpt,
+                "sharegpt",
+                "`{\"conversations\": [{\"from\": …, \"value\": …}, …]}`, with roles such as `human` and `gpt`.",
+            ),
         ];
         let mut formats = Registry::new("data format");
         for (format, name, summary) in all {

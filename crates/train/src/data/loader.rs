@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use weightloom_files::read_text;
@@ -11,7 +11,7 @@ use weightloom_hub::text::{ChatTemplate, ChatTemplates, Tokenizer};
 
 use super::count::{Count, Measure, Progress};
 use super::digest::Digest;
-use super::documents::{DataSize, Documents, PromptStyle};
+use super::documents::{DataSize, DocumentSettings, Documents, PromptStyle};
 use super::dummy::Dummy;
 use super::error::DataError;
 use super::format::DataFormats;
@@ -23,7 +23,7 @@ use super::sample::{Sampler, Templates, plain_prompt};
 use super::state::{DataState, Dataset, Position};
 use super::stream::{Epochs, Lengths, RowStream, Want};
 use super::summary::DocumentsRead;
-use crate::config::{DataConfig, DataType};
+use crate::config::{BadLines, DataConfig, DataType};
 
 /// The inputs of a loader.
 #[derive(Clone, Debug)]
@@ -42,6 +42,9 @@ pub struct DataSettings {
     pub epochs: Epochs,
     /// The formats that the config may name.
     pub formats: DataFormats,
+    /// The folder for plain copies of compressed files and Parquet. Defaults to one
+    /// in the folder for temporary files.
+    pub cache: Option<PathBuf>,
 }
 
 /// Produces the same rows in the same order on every rank.
@@ -351,14 +354,21 @@ fn check_ranges(rows: usize, own: &[Range<usize>]) -> Result<(), DataError> {
 }
 
 fn stream(settings: &DataSettings) -> Result<RowStream, DataError> {
-    let DataSettings { config, tokenizer, templates, seed, vocabulary, epochs, formats } = settings;
+    let DataSettings { config, tokenizer, templates, seed, vocabulary, epochs, formats, cache } = settings;
     let tokenizer = tokenizer.clone().ok_or(DataError::NoTokenizer)?;
     let templates = match &config.chat_template {
         Some(file) => Templates::File(Box::new(read_template(file, &tokenizer)?)),
         None => Templates::Model(templates.clone()),
     };
     let format = formats.select(&config.format)?;
-    let documents = Documents::new(&config.paths, config.separator.as_deref(), &format)?;
+    let cache = cache.clone().unwrap_or_else(|| std::env::temp_dir().join("weightloom-data"));
+    let reading = DocumentSettings {
+        separator: config.separator.as_deref(),
+        format: &format,
+        bad_lines: config.bad_lines,
+        cache: &cache,
+    };
+    let documents = Documents::new(&config.paths, &reading)?;
     let shuffle = match config.shuffle {
         true => Shuffle::EachEpoch { seed: config.seed.unwrap_or(*seed) },
         false => Shuffle::Never,
@@ -404,7 +414,7 @@ fn read_template(file: &str, tokenizer: &Tokenizer) -> Result<ChatTemplate, Data
 
 /// The settings that determine the rows of the files.
 fn row_settings(settings: &DataSettings, stream: &RowStream) -> Result<BTreeMap<String, String>, DataError> {
-    let DataConfig { format, max_seq_len, packing, train_on, shuffle, seed, separator, .. } =
+    let DataConfig { format, max_seq_len, packing, train_on, shuffle, seed, separator, bad_lines, .. } =
         &settings.config;
     let mut all = BTreeMap::new();
     let mut put = |name: &str, value: String| all.insert(name.to_owned(), value);
@@ -418,6 +428,9 @@ fn row_settings(settings: &DataSettings, stream: &RowStream) -> Result<BTreeMap<
         put("data.seed", seed.unwrap_or(settings.seed).to_string());
     }
     put("data.separator", format!("{separator:?}"));
+    if *bad_lines == BadLines::Drop {
+        put("data.bad_lines", "drop".to_owned());
+    }
     let tokenizer = &stream.sampler.tokenizer;
     let mut digest = Digest::new();
     digest.text(&tokenizer.to_json().map_err(|source| DataError::Tokenizer { source })?);

@@ -1,20 +1,21 @@
 //! Resolving `data.paths` to files.
 //!
 //! A path is a file, a folder or a glob pattern. A folder contributes, at any
-//! depth, the text and JSONL files; files of other types are counted. A named or
+//! depth, the files of known types, compressed or not; others are counted. A named or
 //! matched file of another type is an error unless `data.format` says what it
 //! is. Files come in the order of the paths, and those of one path by
 //! name, which is the same on every machine. Duplicates are read once.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use globset::{GlobBuilder, GlobMatcher};
 
 use weightloom_errors::FileError;
 
+use super::compression::Compression;
 use super::error::DataError;
 use crate::config::DataFormat;
 
@@ -27,6 +28,10 @@ pub(super) enum Kind {
     Jsonl,
     /// A JSON array of objects.
     JsonArray,
+    /// Records with fields between delimiters, after a header.
+    Table { delimiter: u8 },
+    /// Columns, which are unpacked to JSONL.
+    Parquet,
 }
 
 /// A file to read.
@@ -36,6 +41,16 @@ pub(super) struct FoundFile {
     /// Its path relative to the configured path.
     pub(super) name: String,
     pub(super) kind: Kind,
+    pub(super) compression: Option<Compression>,
+}
+
+impl FoundFile {
+    fn new(path: PathBuf, name: String, kind: Kind) -> Self {
+        let (compression, _) = Compression::split(&path);
+        // Parquet compresses its pages.
+        let compression = compression.filter(|_| kind != Kind::Parquet);
+        Self { path, name, kind, compression }
+    }
 }
 
 /// All files of the configured paths.
@@ -71,7 +86,8 @@ impl FoundFiles {
             files.sort_by(|one, other| one.name.cmp(&other.name));
             if let DataFormat::Registered(_) = format {
                 // Only the format knows what a line of a text file means.
-                for file in files.iter_mut().filter(|file| file.kind == Kind::Text) {
+                let is_text = |file: &FoundFile| matches!(file.kind, Kind::Text | Kind::Table { .. });
+                for file in files.iter_mut().filter(|file| is_text(file)) {
                     file.kind = Kind::Jsonl;
                 }
             }
@@ -107,7 +123,9 @@ fn add_path(
             match (entry.metadata.is_dir(), extension_kind(&entry.path)) {
                 (true, _) => {}
                 (false, _) if !entry.metadata.is_file() => skipped.push(entry.path),
-                (false, Some(kind)) => files.push(FoundFile { path: entry.path, name: entry.name, kind }),
+                // Objects are settings and the like.
+                (false, Some(Kind::JsonArray)) if !is_array(&entry.path)? => skipped.push(entry.path),
+                (false, Some(kind)) => files.push(FoundFile::new(entry.path, entry.name, kind)),
                 (false, None) => skipped.push(entry.path),
             }
             Ok(())
@@ -115,7 +133,7 @@ fn add_path(
     } else {
         check_is_file(path, metadata)?;
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-        files.push(FoundFile { path: path.to_owned(), name, kind: file_kind(path, format)? });
+        files.push(FoundFile::new(path.to_owned(), name, file_kind(path, format)?));
     }
     Ok(skipped)
 }
@@ -169,7 +187,7 @@ fn add_pattern(
         if !entry.metadata.is_dir() {
             check_is_file(&entry.path, &entry.metadata)?;
             let kind = file_kind(&entry.path, format)?;
-            files.push(FoundFile { kind, path: entry.path, name: entry.name });
+            files.push(FoundFile::new(entry.path, entry.name, kind));
             return Ok(());
         }
         let inside = files.len();
@@ -263,13 +281,35 @@ impl Walk {
 }
 
 fn extension_kind(path: &Path) -> Option<Kind> {
+    let (compression, path) = Compression::split(path);
     let extension = path.extension()?.to_str()?.to_ascii_lowercase();
     match extension.as_str() {
         "txt" | "text" | "md" | "markdown" => Some(Kind::Text),
         "jsonl" | "ndjson" => Some(Kind::Jsonl),
+        "json" => Some(Kind::JsonArray),
+        "csv" => Some(Kind::Table { delimiter: b',' }),
+        "tsv" => Some(Kind::Table { delimiter: b'\t' }),
+        "parquet" if compression.is_none() => Some(Kind::Parquet),
         _ => None,
     }
 }
+
+/// Whether a JSON file in a folder is an array.
+fn is_array(path: &Path) -> Result<bool, DataError> {
+    let failed = |error: std::io::Error| unreadable(path, &error);
+    let file = fs::File::open(path).map_err(failed)?;
+    let mut start = Vec::new();
+    let read: Box<dyn Read> = match Compression::split(path) {
+        (Some(compression), _) => compression.reader(file).map_err(failed)?,
+        (None, _) => Box::new(file),
+    };
+    read.take(START).read_to_end(&mut start).map_err(failed)?;
+    let start = start.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(&start);
+    Ok(start.trim_ascii_start().first() == Some(&b'['))
+}
+
+/// Bytes that are read to find out what a JSON file is.
+const START: u64 = 1 << 10;
 
 /// The type of a named file. A configured format decides what files of other
 /// types contain.
@@ -277,12 +317,13 @@ fn file_kind(path: &Path, format: &DataFormat) -> Result<Kind, DataError> {
     if let Some(kind) = extension_kind(path) {
         return Ok(kind);
     }
-    if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json")) {
-        return Ok(Kind::JsonArray);
-    }
     match format {
         DataFormat::Text => Ok(Kind::Text),
-        DataFormat::PromptCompletion | DataFormat::Chat | DataFormat::Registered(_) => Ok(Kind::Jsonl),
+        DataFormat::PromptCompletion
+        | DataFormat::Chat
+        | DataFormat::Alpaca
+        | DataFormat::Sharegpt
+        | DataFormat::Registered(_) => Ok(Kind::Jsonl),
         DataFormat::Auto => {
             Err(DataError::FileType { file: path.display().to_string(), extension: extension(path) })
         }

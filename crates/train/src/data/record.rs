@@ -5,6 +5,7 @@ use std::fmt;
 use weightloom_hub::DataKind;
 use weightloom_hub::text::{Message, OrderedJson};
 
+use super::conversation;
 use super::error::DataError;
 use crate::config::DataFormat;
 
@@ -43,9 +44,27 @@ impl fmt::Display for Origin {
     }
 }
 
+/// A document with the name of its format.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Parsed {
+    pub(super) content: Content,
+    pub(super) format: &'static str,
+}
+
+/// The keys that identify a format, in the order in which errors list them.
+const KEYS: [(&str, DataFormat); 7] = [
+    ("text", DataFormat::Text),
+    ("prompt", DataFormat::PromptCompletion),
+    ("completion", DataFormat::PromptCompletion),
+    ("messages", DataFormat::Chat),
+    ("instruction", DataFormat::Alpaca),
+    ("output", DataFormat::Alpaca),
+    ("conversations", DataFormat::Sharegpt),
+];
+
 /// Parses an object of a JSONL file or a JSON array. Ignores unknown keys, which
 /// are often metadata.
-pub(super) fn parse(line: &str, format: &DataFormat, origin: &Origin) -> Result<Content, DataError> {
+pub(super) fn parse(line: &str, format: &DataFormat, origin: &Origin) -> Result<Parsed, DataError> {
     let Origin { file, line: number } = origin;
     let line = line.trim_end_matches(['\n', '\r']);
     let data: OrderedJson = serde_json::from_str(line).map_err(|error| {
@@ -65,19 +84,41 @@ pub(super) fn parse(line: &str, format: &DataFormat, origin: &Origin) -> Result<
             found,
         });
     };
-    let mut record = Record { fields, origin };
-    match record.format(format)? {
-        DataFormat::Text | DataFormat::Auto | DataFormat::Registered(_) => {
-            Ok(Content::Text(record.text("text")?))
-        }
-        DataFormat::PromptCompletion => {
-            Ok(Content::Prompt { prompt: record.text("prompt")?, completion: record.text("completion")? })
-        }
-        DataFormat::Chat => Ok(Content::Chat { messages: record.messages()?, tools: record.tools()? }),
-    }
+    parse_fields(fields, format, origin)
 }
 
-struct Record<'a> {
+/// The document of named values.
+pub(super) fn parse_fields(
+    fields: Vec<(String, OrderedJson)>,
+    format: &DataFormat,
+    origin: &Origin,
+) -> Result<Parsed, DataError> {
+    let mut record = Record { fields, origin };
+    let (format, content) = match record.format(format)? {
+        DataFormat::Text | DataFormat::Auto | DataFormat::Registered(_) => {
+            ("text", Content::Text(record.text("text")?))
+        }
+        DataFormat::PromptCompletion => {
+            let (prompt, completion) = (record.text("prompt")?, record.text("completion")?);
+            ("prompt_completion", Content::Prompt { prompt, completion })
+        }
+        DataFormat::Chat => {
+            let messages = conversation::messages(&mut record, "messages")?;
+            ("chat", Content::Chat { messages, tools: conversation::tools(&mut record)? })
+        }
+        DataFormat::Sharegpt => {
+            let messages = conversation::sharegpt(&mut record)?;
+            ("sharegpt", Content::Chat { messages, tools: conversation::tools(&mut record)? })
+        }
+        DataFormat::Alpaca => {
+            ("alpaca", Content::Chat { messages: conversation::alpaca(&mut record)?, tools: None })
+        }
+    };
+    Ok(Parsed { content, format })
+}
+
+/// An object with named values.
+pub(super) struct Record<'a> {
     fields: Vec<(String, OrderedJson)>,
     origin: &'a Origin,
 }
@@ -88,20 +129,19 @@ impl Record<'_> {
         if *format != DataFormat::Auto {
             return Ok(format.clone());
         }
-        let keys = [
-            ("text", DataFormat::Text),
-            ("prompt", DataFormat::PromptCompletion),
-            ("completion", DataFormat::PromptCompletion),
-            ("messages", DataFormat::Chat),
-        ];
         let has = |key: &str| self.fields.iter().any(|(name, _)| name == key);
-        let present: Vec<(&str, DataFormat)> = keys.into_iter().filter(|(key, _)| has(key)).collect();
+        let mut present: Vec<&(&str, DataFormat)> = KEYS.iter().filter(|(key, _)| has(key)).collect();
         let Origin { file, line } = self.origin.clone();
+        let alpaca = has("instruction") && has("output");
+        // Alone, they are names that records of other formats have too.
+        present.retain(|(_, format)| alpaca || *format != DataFormat::Alpaca);
+        // Alpaca files often repeat the record as rendered text.
+        present.retain(|(_, format)| !alpaca || *format != DataFormat::Text);
         let Some((_, first)) = present.first() else {
             return Err(DataError::UnknownFormat { file, line, keys: self.keys() });
         };
         if present.iter().any(|(_, format)| format != first) {
-            let keys = present.into_iter().map(|(key, _)| key.to_owned()).collect();
+            let keys = present.into_iter().map(|(key, _)| (*key).to_owned()).collect();
             return Err(DataError::Ambiguous { file, line, keys });
         }
         Ok(first.clone())
@@ -111,57 +151,40 @@ impl Record<'_> {
         self.fields.iter().map(|(key, _)| key.clone()).collect()
     }
 
-    fn find(&mut self, key: &str) -> Option<OrderedJson> {
+    pub(super) fn find(&mut self, key: &str) -> Option<OrderedJson> {
         let at = self.fields.iter().position(|(name, _)| name == key)?;
         Some(std::mem::replace(&mut self.fields[at].1, OrderedJson::Null))
     }
 
-    fn take(&mut self, key: &'static str) -> Result<OrderedJson, DataError> {
+    pub(super) fn take(&mut self, key: &'static str) -> Result<OrderedJson, DataError> {
         let Origin { file, line } = self.origin.clone();
         self.find(key).ok_or_else(|| DataError::MissingKey { file, line, key, keys: self.keys() })
     }
 
-    fn text(&mut self, key: &'static str) -> Result<String, DataError> {
+    pub(super) fn text(&mut self, key: &'static str) -> Result<String, DataError> {
         match self.take(key)? {
             OrderedJson::Text(text) => Ok(text),
             other => Err(self.wrong(key.to_owned(), "a string", kind(&other))),
         }
     }
 
-    fn messages(&mut self) -> Result<Vec<Message>, DataError> {
-        let list = match self.take("messages")? {
-            OrderedJson::List(list) if !list.is_empty() => list,
-            OrderedJson::List(_) => {
-                return Err(self.wrong("messages".to_owned(), "a list of messages", "an empty list"));
-            }
-            other => return Err(self.wrong("messages".to_owned(), "a list of messages", kind(&other))),
-        };
-        let message = |(at, data): (usize, OrderedJson)| {
-            let found = match &data {
-                OrderedJson::Map(_) => "an object without a string `role`",
-                other => kind(other),
-            };
-            let wrong = || self.wrong(format!("messages[{at}]"), "an object with a string `role`", found);
-            Message::try_from(data).map_err(|_| wrong())
-        };
-        list.into_iter().enumerate().map(message).collect()
-    }
-
-    fn tools(&mut self) -> Result<Option<Vec<OrderedJson>>, DataError> {
-        match self.find("tools") {
-            None | Some(OrderedJson::Null) => Ok(None),
-            Some(OrderedJson::List(tools)) => Ok(Some(tools)),
-            Some(other) => Err(self.wrong("tools".to_owned(), "a list of tools", kind(&other))),
+    /// A string that may be missing or null.
+    pub(super) fn optional_text(&mut self, key: &'static str) -> Result<String, DataError> {
+        match self.find(key) {
+            None | Some(OrderedJson::Null) => Ok(String::new()),
+            Some(OrderedJson::Text(text)) => Ok(text),
+            Some(other) => Err(self.wrong(key.to_owned(), "a string", kind(&other))),
         }
     }
 
-    fn wrong(&self, key: String, expected: &'static str, found: &'static str) -> DataError {
+    pub(super) fn wrong(&self, key: String, expected: &'static str, found: &'static str) -> DataError {
         let Origin { file, line } = self.origin.clone();
         DataError::WrongType { file, line, key, expected, found }
     }
 }
 
-fn kind(data: &OrderedJson) -> &'static str {
+/// The type of a JSON value, for errors.
+pub(super) fn kind(data: &OrderedJson) -> &'static str {
     match data {
         OrderedJson::Null => "null",
         OrderedJson::Bool(_) => "true or false",

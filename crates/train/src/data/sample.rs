@@ -42,12 +42,23 @@ pub(super) struct Sample {
     pub(super) full_length: usize,
     /// The roles for which it is dropped.
     pub(super) unknown_roles: BTreeSet<String>,
+    /// The format of its record, if that can be read.
+    pub(super) format: Option<&'static str>,
+    /// Why its record cannot be read.
+    pub(super) problem: Option<String>,
 }
 
 impl Sample {
     fn new(tokens: Vec<u32>, mask: Vec<bool>) -> Self {
         let full_length = tokens.len();
-        Self { tokens, mask, status: DocumentStatus::Whole, full_length, unknown_roles: BTreeSet::new() }
+        let (status, unknown_roles) = (DocumentStatus::Whole, BTreeSet::new());
+        Self { tokens, mask, status, full_length, unknown_roles, format: None, problem: None }
+    }
+
+    /// The sample of a record that cannot be read.
+    pub(super) fn unreadable(error: &DataError) -> Self {
+        let sample = Self::new(Vec::new(), Vec::new()).dropped(DropReason::BadLine);
+        Self { problem: Some(error.to_string()), ..sample }
     }
 
     /// The sample without its tokens.

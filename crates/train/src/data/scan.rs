@@ -1,9 +1,12 @@
 //! Finding the documents in a file.
 
+use std::path::Path;
+
 use super::error::DataError;
 use super::json_array::each_object;
 use super::lines::{Content, FileSummary, Line, each_line};
 use super::paths::{FoundFile, Kind};
+use super::table::each_record;
 
 /// The location of a document in its file. Small, because there may be many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,30 +23,49 @@ const MAX_TEXT: u64 = 1 << 30;
 /// The largest object of a JSON file: parsed, it may take a hundred times as much.
 const MAX_OBJECT: u64 = 64 << 20;
 
-/// Appends the documents of a file to `entries`.
+/// Appends the documents of a file to `entries`, from its plain copy.
 pub(super) fn scan(
     file: &FoundFile,
+    plain: &Path,
     separator: Option<&str>,
     entries: &mut Vec<Entry>,
-) -> Result<FileSummary, DataError> {
+) -> Result<ScannedFile, DataError> {
     let before = entries.len();
+    let mut columns = Vec::new();
     let whole = match file.kind {
-        Kind::Jsonl => each_line(&file.path, 0, &mut |line| {
+        // Parquet is unpacked to JSONL.
+        Kind::Jsonl | Kind::Parquet => each_line(plain, 0, &mut |line| {
             if line.content == Content::Some {
                 entries.push(entry(file, line.start, line.end, line.number)?);
             }
             Ok(())
         }),
-        Kind::JsonArray => each_object(&file.path, &mut |object| {
+        Kind::JsonArray => each_object(plain, &mut |object| {
             entries.push(entry(file, object.start, object.end, object.line)?);
             Ok(())
         }),
-        Kind::Text => text(file, separator, entries),
+        Kind::Table { delimiter } => each_record(plain, delimiter, &mut |record| {
+            entries.push(entry(file, record.start, record.end, record.line)?);
+            Ok(())
+        })
+        .map(|table| {
+            columns = table.columns;
+            table.summary
+        }),
+        Kind::Text => text(file, plain, separator, entries),
     }?;
     if entries.len() == before {
         return Err(DataError::Empty { file: file.path.display().to_string() });
     }
-    Ok(whole)
+    Ok(ScannedFile { whole, columns })
+}
+
+/// What is known about a file besides its documents.
+#[derive(Debug)]
+pub(super) struct ScannedFile {
+    pub(super) whole: FileSummary,
+    /// The columns of a table.
+    pub(super) columns: Vec<String>,
 }
 
 /// A document whose end is not found yet.
@@ -56,6 +78,7 @@ struct OpenDocument {
 
 fn text(
     file: &FoundFile,
+    plain: &Path,
     separator: Option<&str>,
     entries: &mut Vec<Entry>,
 ) -> Result<FileSummary, DataError> {
@@ -73,7 +96,7 @@ fn text(
         }
         _ => Ok(()),
     };
-    let whole = each_line(&file.path, keep, &mut |line| {
+    let whole = each_line(plain, keep, &mut |line| {
         if separates(&line) {
             return close(&mut open);
         }
@@ -104,7 +127,7 @@ fn entry(file: &FoundFile, start: u64, end: u64, line: usize) -> Result<Entry, D
     };
     let most = match file.kind {
         Kind::Text => MAX_TEXT,
-        Kind::Jsonl | Kind::JsonArray => MAX_OBJECT,
+        Kind::Jsonl | Kind::JsonArray | Kind::Table { .. } | Kind::Parquet => MAX_OBJECT,
     };
     Ok(Entry {
         start,
@@ -122,9 +145,10 @@ mod tests {
     fn scanned(kind: Kind, text: &str, separator: Option<&str>) -> Result<Vec<(String, u32)>, DataError> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
-        let found = FoundFile { path: file.path().to_owned(), name: "x".to_owned(), kind };
+        let (path, name) = (file.path().to_owned(), "x".to_owned());
+        let found = FoundFile { path, name, kind, compression: None };
         let mut entries = Vec::new();
-        scan(&found, separator, &mut entries)?;
+        scan(&found, &found.path, separator, &mut entries)?;
         let cut = |entry: &Entry| {
             let start = entry.start as usize;
             (text[start..start + entry.bytes as usize].to_owned(), entry.line)
@@ -171,7 +195,8 @@ mod tests {
 
     #[test]
     fn oversized_documents_are_errors() {
-        let file = FoundFile { path: "x.txt".into(), name: "x.txt".to_owned(), kind: Kind::Text };
+        let (path, name) = ("x.txt".into(), "x.txt".to_owned());
+        let file = FoundFile { path, name, kind: Kind::Text, compression: None };
         let large = |error: DataError| match error {
             DataError::TooLarge { what, line, .. } => (what, line),
             other => panic!("{other:?}"),

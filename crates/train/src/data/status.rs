@@ -29,12 +29,19 @@ pub enum DropReason {
     AnswerCutOff,
     /// No token contributes to the loss: the document is empty or a single token.
     NothingToTrain,
+    /// The record cannot be read, and `data.bad_lines` is `drop`.
+    BadLine,
 }
 
 impl DropReason {
     /// All reasons.
-    pub const ALL: [Self; 4] =
-        [Self::UnknownRoles, Self::NoAssistantMessage, Self::AnswerCutOff, Self::NothingToTrain];
+    pub const ALL: [Self; 5] = [
+        Self::UnknownRoles,
+        Self::NoAssistantMessage,
+        Self::AnswerCutOff,
+        Self::NothingToTrain,
+        Self::BadLine,
+    ];
 }
 
 impl fmt::Display for DropReason {
@@ -44,6 +51,7 @@ impl fmt::Display for DropReason {
             Self::NoAssistantMessage => "no assistant message",
             Self::AnswerCutOff => "answer cut off by `data.max_seq_len`",
             Self::NothingToTrain => "nothing to train on",
+            Self::BadLine => "a bad line",
         })
     }
 }
@@ -57,6 +65,7 @@ pub struct DropCounts {
     pub no_assistant_message: u64,
     pub answer_cut_off: u64,
     pub nothing_to_train: u64,
+    pub bad_line: u64,
 }
 
 impl DropCounts {
@@ -66,6 +75,7 @@ impl DropCounts {
             DropReason::NoAssistantMessage => &mut self.no_assistant_message,
             DropReason::AnswerCutOff => &mut self.answer_cut_off,
             DropReason::NothingToTrain => &mut self.nothing_to_train,
+            DropReason::BadLine => &mut self.bad_line,
         }
     }
 

@@ -184,12 +184,20 @@ impl RowStream {
     pub(super) fn sample(&mut self, document: usize) -> Result<&Sample, DataError> {
         let latest = match self.latest.take() {
             Some((number, sample)) if number == document => (number, sample),
-            _ => {
-                let (origin, content) = self.documents.read(document)?;
-                (document, self.sampler.sample(content, &origin)?)
-            }
+            _ => (document, self.tokenize(document)?),
         };
         Ok(&self.latest.insert(latest).1)
+    }
+
+    fn tokenize(&self, document: usize) -> Result<Sample, DataError> {
+        let tokenized = self.documents.read(document).and_then(|(origin, parsed)| {
+            let sample = self.sampler.sample(parsed.content, &origin)?;
+            Ok(Sample { format: Some(parsed.format), ..sample })
+        });
+        match tokenized {
+            Err(error) if self.documents.skips(&error) => Ok(Sample::unreadable(&error)),
+            tokenized => tokenized,
+        }
     }
 }
 
@@ -208,7 +216,7 @@ const TRUNCATED: u32 = 1 << 31;
 
 /// The codes of dropped documents by reason. Used documents have two tokens or
 /// more, which are stored as three or more.
-const DROPPED: [u32; DropReason::ALL.len()] = [1, 2, TRUNCATED | 1, TRUNCATED | 2];
+const DROPPED: [u32; DropReason::ALL.len()] = [1, 2, TRUNCATED | 1, TRUNCATED | 2, TRUNCATED];
 
 impl Lengths {
     pub(super) fn unknown(documents: usize) -> Self {

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::count::{Count, Measure, Progress};
 use super::error::DataError;
 use super::loader::Loader;
+use super::sample::Sample;
 use super::state::Position;
 use super::status::{DocumentStatus, DropCounts, DropReason};
 use super::stream::Epochs;
@@ -36,6 +37,8 @@ pub struct DataSummary {
     pub truncated: u64,
     /// Documents that are not trained on, by reason.
     pub dropped: Vec<DroppedDocuments>,
+    /// Documents by format, as far as they can be read.
+    pub formats: BTreeMap<String, u64>,
     /// Tokens of used documents.
     pub tokens: u64,
     /// Tokens that contribute to the loss.
@@ -118,6 +121,44 @@ impl LengthHistogram {
 pub struct SurveyPart {
     measures: Vec<Measure>,
     roles: BTreeMap<String, u64>,
+    formats: BTreeMap<String, u64>,
+    /// The first document that cannot be read, and why.
+    first_bad: Option<(u64, String)>,
+}
+
+impl SurveyPart {
+    /// Adds a document.
+    fn push(&mut self, document: usize, sample: &Sample) {
+        for role in &sample.unknown_roles {
+            *self.roles.entry(role.clone()).or_default() += 1;
+        }
+        if let Some(format) = sample.format {
+            *self.formats.entry(format.to_owned()).or_default() += 1;
+        }
+        if let Some(problem) = &sample.problem {
+            self.note_bad(document as u64, problem);
+        }
+        self.measures.push(Measure::of(sample));
+    }
+
+    fn note_bad(&mut self, document: u64, problem: &str) {
+        if self.first_bad.as_ref().is_none_or(|(first, _)| document < *first) {
+            self.first_bad = Some((document, problem.to_owned()));
+        }
+    }
+
+    /// Adds the documents that follow.
+    fn append(&mut self, next: Self) {
+        self.measures.extend(next.measures);
+        for (sums, counts) in [(&mut self.roles, next.roles), (&mut self.formats, next.formats)] {
+            for (name, documents) in counts {
+                *sums.entry(name).or_default() += documents;
+            }
+        }
+        if let Some((document, problem)) = next.first_bad {
+            self.note_bad(document, &problem);
+        }
+    }
 }
 
 impl Loader {
@@ -157,11 +198,7 @@ impl Loader {
             } else {
                 stream.order.at(0, place as u64) as usize
             };
-            let sample = stream.sample(document)?;
-            for role in &sample.unknown_roles {
-                *surveyed.roles.entry(role.clone()).or_default() += 1;
-            }
-            surveyed.measures.push(Measure::of(sample));
+            surveyed.push(document, stream.sample(document)?);
             progress(Progress { done: done as u64 + 1, of });
         }
         Ok(surveyed)
@@ -173,13 +210,9 @@ impl Loader {
         let size = self.survey_size();
         let stream = self.files()?;
         let all = stream.documents.len();
-        let (mut measures, mut roles) = (Vec::with_capacity(size), BTreeMap::new());
-        for part in parts {
-            measures.extend(part.measures);
-            for (role, documents) in part.roles {
-                *roles.entry(role).or_default() += documents;
-            }
-        }
+        let mut whole = SurveyPart::default();
+        parts.into_iter().for_each(|part| whole.append(part));
+        let SurveyPart { measures, roles, formats, first_bad } = whole;
         if measures.len() != size {
             let (number, limit) = (measures.len() as u64, size as u64);
             return Err(DataError::Position { what: "measure", number, limit });
@@ -197,6 +230,9 @@ impl Loader {
         let data = stream.documents.size();
         let dropped = reasons(count.dropped, |reason| {
             let first = firsts.get(&reason).map(|&document| stream.documents.origin(document).to_string());
+            // The message begins with file and line.
+            let bad = first_bad.as_ref().filter(|_| reason == DropReason::BadLine);
+            let first = bad.map(|(_, problem)| problem.clone()).or(first);
             let roles = if reason == DropReason::UnknownRoles { roles.clone() } else { BTreeMap::new() };
             (first, roles)
         });
@@ -208,6 +244,7 @@ impl Loader {
             used: count.documents - count.dropped.total(),
             truncated: count.truncated,
             dropped,
+            formats,
             tokens: count.tokens,
             trained_tokens: count.targets,
             cut_tokens: count.cut_tokens,

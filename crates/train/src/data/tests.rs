@@ -5,7 +5,9 @@
 mod accounts;
 mod chats;
 mod failures;
+mod file_types;
 mod files;
+mod formats;
 mod formatting;
 mod loaders;
 mod masks;

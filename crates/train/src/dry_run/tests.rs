@@ -427,6 +427,7 @@ fn available_data_has_an_order_digest() {
         vocabulary: VOCABULARY,
         epochs: Epochs::Endless,
         formats: Default::default(),
+        cache: None,
     };
     let loader = Loader::new(settings).unwrap();
     let decoder = decoder();

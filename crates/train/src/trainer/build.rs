@@ -20,6 +20,7 @@ use weightloom_nn::{self as nn, ActivationCheckpointing, Adapter, ModelDefinitio
 
 use super::adapter;
 use super::checks::{ParameterPatterns, check_arch, check_family};
+use super::dataset::data_cache;
 use super::model_plan::ModelPlan;
 use super::resume_point::name_damage;
 use super::run_card::RunCard;
@@ -198,6 +199,7 @@ pub(super) fn build(
             None => Epochs::Times(config.train.epochs),
         },
         formats: extensions.formats.clone(),
+        cache: data_cache(hub),
     })?;
     if let Some(record) = loader.training_data()? {
         assets.insert(TrainingData::FILE.to_owned(), record.to_json());

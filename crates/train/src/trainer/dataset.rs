@@ -1,5 +1,7 @@
 //! The data of a run that a dataset card describes.
 
+use std::path::PathBuf;
+
 use weightloom_gang::{Gang, GangExt};
 use weightloom_hub::cards::DatasetCard;
 use weightloom_hub::{Hub, HubError};
@@ -42,6 +44,11 @@ impl ResolvedConfig {
         verified.map_err(HubError::from)?;
         shared.map_err(|reason| TrainError::Dataset { reason })
     }
+}
+
+/// The folder for plain copies of compressed data, beside downloaded files.
+pub(super) fn data_cache(hub: &Hub) -> Option<PathBuf> {
+    Some(hub.fetch_settings().ok()?.url_cache.join("data"))
 }
 
 /// Sets what the config leaves to the card.

@@ -9,7 +9,7 @@ use weightloom_hub::{Hub, Model};
 
 use super::build::load_tokenizer;
 use super::checks::{ParameterPatterns, check_adapter, check_arch, check_config, check_family};
-use super::dataset::ResolvedConfig;
+use super::dataset::{ResolvedConfig, data_cache};
 use super::model_plan::ModelPlan;
 use super::weights::open_weights;
 use crate::config::{Config, DataType, RunFacts};
@@ -178,6 +178,7 @@ fn loader(
         vocabulary,
         epochs: Epochs::Endless,
         formats: extensions.formats.clone(),
+        cache: data_cache(hub),
     };
     Some(Loader::new(settings))
 }

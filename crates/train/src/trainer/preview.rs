@@ -8,7 +8,7 @@ use weightloom_hub::fetch::FetchObserver;
 
 use super::build::load_tokenizer;
 use super::checks::check_arch;
-use super::dataset::ResolvedConfig;
+use super::dataset::{ResolvedConfig, data_cache};
 use super::weights::open_weights;
 use crate::config::Config;
 use crate::data::{DataSettings, DataSummary, Epochs, Example, Loader};
@@ -53,6 +53,7 @@ pub fn preview_data(
         vocabulary: definition.vocabulary(),
         epochs: Epochs::Endless,
         formats: extensions.formats.clone(),
+        cache: data_cache(hub),
     })?;
     Ok(DataPreview {
         dataset: resolved.dataset(),

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use weightloom_train::Config;
 use weightloom_train::config::{
-    Accelerator, CheckpointConfig, ConfigErrors, DataConfig, DataFormat, DataType, EmaConfig, LoadStrictness,
+    Accelerator, BadLines, CheckpointConfig, ConfigErrors, DataConfig, DataFormat, DataType, EmaConfig, LoadStrictness,
     LoraConfig, ModelConfig, OptimizerConfig, OptimizerKind, PipelineSchedule, Problem, Resume, SampleConfig,
     TrainConfig, TrainOn, dump, read, schema,
 };
@@ -272,6 +272,8 @@ fn data() -> impl Strategy<Value = DataConfig> {
             DataFormat::Text,
             DataFormat::PromptCompletion,
             DataFormat::Chat,
+            DataFormat::Alpaca,
+            DataFormat::Sharegpt,
         ]),
         any::<bool>(),
         proptest::sample::select(vec![TrainOn::Completions, TrainOn::All]),
@@ -287,6 +289,7 @@ fn data() -> impl Strategy<Value = DataConfig> {
             max_seq_len,
             packing,
             max_dropped: 0.25,
+            bad_lines: BadLines::default(),
             train_on,
             shuffle: max_seq_len.is_multiple_of(2),
             seed,

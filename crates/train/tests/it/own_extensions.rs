@@ -548,6 +548,7 @@ fn records_of_a_users_format_become_documents() {
             vocabulary: 300,
             epochs: Epochs::Times(1),
             formats: extensions(&Notebook::default()).formats,
+            cache: None,
         })
     };
     let mut good = loader("one?\tyes\n\ntwo?\tno\n").unwrap();

@@ -157,6 +157,11 @@ pub(super) fn summary_lines(summary: &DataSummary) -> Vec<String> {
     if !summary.is_complete() {
         lines.push(format!("  counted so far: {}", summary.read));
     }
+    if summary.formats.keys().any(|format| format != "text file") {
+        let formats: Vec<String> =
+            summary.formats.iter().map(|(format, documents)| format!("{documents} {format}")).collect();
+        lines.push(format!("  formats: {}", formats.join(", ")));
+    }
     let rows = summary.rows.map_or_else(String::new, |rows| format!(" in {}", counted(rows as usize, "row")));
     lines.push(format!(
         "  used: {}, {} tokens{rows}, {} of them trained",

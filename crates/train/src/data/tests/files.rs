@@ -6,11 +6,9 @@ use serde_json::json;
 
 use super::stage::{folder, inside, settings, write};
 use crate::config::DataFormat;
-use crate::data::DataFormats;
-use crate::data::documents::Documents;
 use crate::data::error::DataError;
 use crate::data::paths::{FoundFiles, Kind};
-use crate::data::record::Content;
+use crate::data::record::{Content, Parsed};
 use crate::data::{DataSize, Loader};
 
 /// Files that are not read, by type.
@@ -98,11 +96,10 @@ fn documents_are_read_from_their_files() {
         ("c.md", b"# third"),
     ]);
     let all = folder.path().to_str().unwrap().to_owned();
-    let documents =
-        Documents::new(&[all], Some("==="), &DataFormats::standard().select(&DataFormat::Auto).unwrap())
-            .unwrap();
+    let documents = super::stage::documents(&[all], Some("===")).unwrap();
     let read = |number: usize| {
-        let (origin, content) = documents.read(number).unwrap();
+        let (origin, parsed) = documents.read(number).unwrap();
+        let content = parsed.content;
         let name = origin.file.rsplit('/').next().unwrap().to_owned();
         (format!("{name}:{}", origin.line), content)
     };
@@ -133,17 +130,14 @@ fn a_json_file_is_an_array_of_records() {
     let array = "[\n  {\"text\": \"one\"},\n  {\"prompt\": \"p\",\n   \"completion\": \"c\"}\n]\n";
     let folder = folder(&[("x.json", array.as_bytes())]);
     let paths = [inside(&folder, "x.json")];
-    let documents =
-        Documents::new(&paths, None, &DataFormats::standard().select(&DataFormat::Auto).unwrap()).unwrap();
-    let (origin, content) = documents.read(0).unwrap();
+    let documents = super::stage::documents(&paths, None).unwrap();
+    let (origin, Parsed { content, .. }) = documents.read(0).unwrap();
     assert_eq!((origin.line, content), (2, Content::Text("one".to_owned())));
-    let (origin, content) = documents.read(1).unwrap();
+    let (origin, Parsed { content, .. }) = documents.read(1).unwrap();
     let prompt = Content::Prompt { prompt: "p".to_owned(), completion: "c".to_owned() };
     assert_eq!((origin.line, content), (3, prompt));
     // The line of an error inside a record that spans lines.
     write(folder.path(), "x.json", b"[{\"text\":\n \"one\",\n 7}]");
-    let error = Documents::new(&paths, None, &DataFormats::standard().select(&DataFormat::Auto).unwrap())
-        .map(|_| ())
-        .unwrap_err();
+    let error = super::stage::documents(&paths, None).map(|_| ()).unwrap_err();
     assert!(matches!(error, DataError::Syntax { line: 3, .. }), "{error}");
 }

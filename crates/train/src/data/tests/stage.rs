@@ -7,8 +7,9 @@ use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 use weightloom_hub::text::{ChatTemplates, TextError, Tokenizer};
 
-use crate::config::DataConfig;
-use crate::data::{DataFormats, DataSettings, Epochs, Loader, Row};
+use crate::config::{BadLines, DataConfig, DataFormat};
+use crate::data::documents::{DocumentSettings, Documents};
+use crate::data::{DataError, DataFormats, DataSettings, Epochs, Loader, Row};
 
 /// The special tokens, by their numbers.
 pub(super) const MARKS: [&str; 5] = ["<s>", "</s>", "<pad>", "<|im_start|>", "<|im_end|>"];
@@ -116,7 +117,16 @@ pub(super) fn settings(folder: &TempDir, changes: Value) -> DataSettings {
         vocabulary: 200,
         epochs: Epochs::Times(1),
         formats: DataFormats::standard(),
+        cache: Some(folder.path().join(".cache")),
     }
+}
+
+/// The documents of files.
+pub(super) fn documents(paths: &[String], separator: Option<&str>) -> Result<Documents, DataError> {
+    let format = DataFormats::standard().select(&DataFormat::Auto).unwrap();
+    let cache = Path::new(&paths[0]).with_file_name(".cache");
+    let (bad_lines, cache) = (BadLines::Error, &*cache);
+    Documents::new(paths, &DocumentSettings { separator, format: &format, bad_lines, cache })
 }
 
 /// All rows that one rank alone is given, one by one.
