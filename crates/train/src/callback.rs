@@ -58,6 +58,8 @@ pub struct Evaluation {
     pub loss: Option<f64>,
     /// Number of target tokens.
     pub targets: u64,
+    /// Metrics of the loss by name, such as `rewards/accuracies`.
+    pub metrics: BTreeMap<String, f64>,
     /// Prompts and the text generated for each.
     pub samples: Vec<(String, String)>,
 }
@@ -177,6 +179,10 @@ pub trait Callback {
     }
     /// While documents are counted to find the number of steps.
     fn on_count_documents(&mut self, done: u64, total: u64) -> CallbackResult {
+        Ok(Control::Continue)
+    }
+    /// While the log-probabilities of the initial model are computed, before training.
+    fn on_reference_logprobs(&mut self, done: u64, total: u64) -> CallbackResult {
         Ok(Control::Continue)
     }
     /// Before the first step of this process, after the data is counted.

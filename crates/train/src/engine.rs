@@ -6,6 +6,7 @@
 //! gradients do not depend on how the batch is split into micro-batches and over
 //! ranks.
 
+mod loss;
 mod microbatch;
 mod nan_check;
 mod step;
@@ -21,11 +22,12 @@ use weightloom_nn::{ActivationCheckpointing, Adapter, Dropout, Model};
 use weightloom_tensor::Tensor;
 
 use crate::error::TrainError;
-use crate::loss::{LossArgs, SelectedLoss};
+use crate::loss::{LossNeeds, SelectedLoss};
 use crate::optimizer::{Optimizer, Patterns, WeightDecay, initial_states};
 use crate::pipeline::{Action, Schedule};
 
-pub use microbatch::MicroBatch;
+use loss::LossState;
+pub use microbatch::{MicroBatch, PreferenceRows};
 pub(crate) use step::Tied;
 pub use step::{ClipNorm, StepHooks, StepResult, StepSettings};
 
@@ -55,6 +57,10 @@ pub struct Engine {
     checkpointing: ActivationCheckpointing,
     dropout: f64,
     loss: SelectedLoss,
+    loss_needs: LossNeeds,
+    loss_state: LossState,
+    /// The model that the loss imitates.
+    teacher: Option<Box<dyn Model>>,
     /// From the names of the decoder's parameters to those in checkpoints.
     pub(crate) published_keys: KeyMap,
 }
@@ -124,25 +130,11 @@ impl Engine {
             checkpointing,
             dropout,
             loss: SelectedLoss::default(),
+            loss_needs: LossNeeds::default(),
+            loss_state: LossState::default(),
+            teacher: None,
             published_keys: KeyMap::default(),
         })
-    }
-
-    /// Trains with another loss than the model's own.
-    pub fn set_loss(&mut self, loss: SelectedLoss) {
-        self.loss = loss;
-    }
-
-    /// The loss of the result of the last stage.
-    fn stage_loss(
-        &self,
-        stage: &StageModel,
-        hidden: &DTensor,
-        targets: &DTensor,
-        divisor: f64,
-    ) -> Result<DTensor, TrainError> {
-        let args = LossArgs { model: &*stage.model, hidden, targets, divisor, adapter: stage.change() };
-        Ok(self.loss.compute(&args)?)
     }
 
     /// This rank's stages.

@@ -102,6 +102,9 @@ pub enum DataFormat {
     PromptCompletion,
     /// `{"messages": [{"role": …, "content": …}, …]}`.
     Chat,
+    /// `{"prompt": …, "chosen": …, "rejected": …}`, each a string or a list of
+    /// messages. Without `prompt`, both begin with it.
+    Preference,
     /// One that the program has registered with
     /// [`DataFormats`](crate::data::DataFormats).
     #[serde(untagged)]
@@ -112,7 +115,7 @@ pub enum DataFormat {
 impl DataFormat {
     /// The format with a name in the config.
     pub(crate) fn named(name: &str) -> Self {
-        let built_in = [Self::Auto, Self::Text, Self::PromptCompletion, Self::Chat];
+        let built_in = [Self::Auto, Self::Text, Self::PromptCompletion, Self::Chat, Self::Preference];
         let found = built_in.into_iter().find(|format| format.name() == name);
         found.unwrap_or_else(|| Self::Registered(name.to_owned()))
     }
@@ -124,6 +127,7 @@ impl DataFormat {
             Self::Text => "text",
             Self::PromptCompletion => "prompt_completion",
             Self::Chat => "chat",
+            Self::Preference => "preference",
             Self::Registered(name) => name,
         }
     }
@@ -137,6 +141,8 @@ pub enum RowLayout {
     Packed,
     /// Each document starts a row, which is padded at the end.
     Padded,
+    /// Each document is a row of two sequences, whatever `data.packing` is.
+    Pairs,
 }
 
 /// Tokens that contribute to the loss.

@@ -39,7 +39,7 @@ use crate::extensions::{NoOptions, RegisterError, Registry, caught, section_of};
 /// }
 ///
 /// let formats = DataFormats::standard().with(Tabbed)?;
-/// assert_eq!(formats.names(), ["auto", "text", "prompt_completion", "chat", "tabbed"]);
+/// assert_eq!(formats.names(), ["auto", "text", "prompt_completion", "chat", "preference", "tabbed"]);
 /// # Ok::<(), weightloom_train::extensions::RegisterError>(())
 /// ```
 pub trait RecordFormat: fmt::Debug + Send + Sync + 'static {
@@ -98,6 +98,12 @@ impl DataFormats {
             (DataFormat::Text, "text", "`{\"text\": …}`."),
             (DataFormat::PromptCompletion, "prompt_completion", "`{\"prompt\": …, \"completion\": …}`."),
             (DataFormat::Chat, "chat", "`{\"messages\": [{\"role\": …, \"content\": …}, …]}`."),
+            (
+                DataFormat::Preference,
+                "preference",
+                "`{\"prompt\": …, \"chosen\": …, \"rejected\": …}`, each a string or a list of messages. Without \
+                 `prompt`, both begin with it.",
+            ),
         ];
         let mut formats = Registry::new("data format");
         for (format, name, summary) in all {

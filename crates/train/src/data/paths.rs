@@ -282,7 +282,10 @@ fn file_kind(path: &Path, format: &DataFormat) -> Result<Kind, DataError> {
     }
     match format {
         DataFormat::Text => Ok(Kind::Text),
-        DataFormat::PromptCompletion | DataFormat::Chat | DataFormat::Registered(_) => Ok(Kind::Jsonl),
+        DataFormat::PromptCompletion
+        | DataFormat::Chat
+        | DataFormat::Preference
+        | DataFormat::Registered(_) => Ok(Kind::Jsonl),
         DataFormat::Auto => {
             Err(DataError::FileType { file: path.display().to_string(), extension: extension(path) })
         }

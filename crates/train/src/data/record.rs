@@ -6,6 +6,7 @@ use weightloom_hub::DataKind;
 use weightloom_hub::text::{Message, OrderedJson};
 
 use super::error::DataError;
+use super::preference::{self, LabelledCompletion, Preference};
 use crate::config::DataFormat;
 
 /// The content of a document.
@@ -18,6 +19,10 @@ pub enum Content {
     Prompt { prompt: String, completion: String },
     /// A conversation, with the tools that it may call.
     Chat { messages: Vec<Message>, tools: Option<Vec<OrderedJson>> },
+    /// Two completions of a prompt, one of which is preferred.
+    Preference(Box<Preference>),
+    /// A completion of a prompt that is desirable or not.
+    Labelled(Box<LabelledCompletion>),
 }
 
 impl Content {
@@ -26,6 +31,8 @@ impl Content {
             Self::Text(_) => DataKind::Text,
             Self::Prompt { .. } => DataKind::PromptCompletion,
             Self::Chat { .. } => DataKind::Chat,
+            Self::Preference(pair) => pair.kind(),
+            Self::Labelled(labelled) => labelled.completion.kind(),
         }
     }
 }
@@ -70,6 +77,10 @@ pub(super) fn parse(line: &str, format: &DataFormat, origin: &Origin) -> Result<
         DataFormat::Text | DataFormat::Auto | DataFormat::Registered(_) => {
             Ok(Content::Text(record.text("text")?))
         }
+        DataFormat::PromptCompletion if preference::is_labelled(&record) => {
+            Ok(Content::Labelled(Box::new(preference::labelled(&mut record)?)))
+        }
+        DataFormat::Preference => Ok(Content::Preference(Box::new(preference::preference(&mut record)?))),
         DataFormat::PromptCompletion => {
             Ok(Content::Prompt { prompt: record.text("prompt")?, completion: record.text("completion")? })
         }
@@ -77,9 +88,9 @@ pub(super) fn parse(line: &str, format: &DataFormat, origin: &Origin) -> Result<
     }
 }
 
-struct Record<'a> {
-    fields: Vec<(String, OrderedJson)>,
-    origin: &'a Origin,
+pub(super) struct Record<'a> {
+    pub(super) fields: Vec<(String, OrderedJson)>,
+    pub(super) origin: &'a Origin,
 }
 
 impl Record<'_> {
@@ -95,6 +106,10 @@ impl Record<'_> {
             ("messages", DataFormat::Chat),
         ];
         let has = |key: &str| self.fields.iter().any(|(name, _)| name == key);
+        // Preferences often have the conversation in other keys as well.
+        if has("chosen") || has("rejected") {
+            return Ok(DataFormat::Preference);
+        }
         let present: Vec<(&str, DataFormat)> = keys.into_iter().filter(|(key, _)| has(key)).collect();
         let Origin { file, line } = self.origin.clone();
         let Some((_, first)) = present.first() else {
@@ -111,12 +126,12 @@ impl Record<'_> {
         self.fields.iter().map(|(key, _)| key.clone()).collect()
     }
 
-    fn find(&mut self, key: &str) -> Option<OrderedJson> {
+    pub(super) fn find(&mut self, key: &str) -> Option<OrderedJson> {
         let at = self.fields.iter().position(|(name, _)| name == key)?;
         Some(std::mem::replace(&mut self.fields[at].1, OrderedJson::Null))
     }
 
-    fn take(&mut self, key: &'static str) -> Result<OrderedJson, DataError> {
+    pub(super) fn take(&mut self, key: &'static str) -> Result<OrderedJson, DataError> {
         let Origin { file, line } = self.origin.clone();
         self.find(key).ok_or_else(|| DataError::MissingKey { file, line, key, keys: self.keys() })
     }
@@ -129,25 +144,35 @@ impl Record<'_> {
     }
 
     fn messages(&mut self) -> Result<Vec<Message>, DataError> {
-        let list = match self.take("messages")? {
+        let data = self.take("messages")?;
+        self.message_list("messages", data)
+    }
+
+    /// The messages that the key has.
+    pub(super) fn message_list(
+        &self,
+        key: &'static str,
+        data: OrderedJson,
+    ) -> Result<Vec<Message>, DataError> {
+        let list = match data {
             OrderedJson::List(list) if !list.is_empty() => list,
             OrderedJson::List(_) => {
-                return Err(self.wrong("messages".to_owned(), "a list of messages", "an empty list"));
+                return Err(self.wrong(key.to_owned(), "a list of messages", "an empty list"));
             }
-            other => return Err(self.wrong("messages".to_owned(), "a list of messages", kind(&other))),
+            other => return Err(self.wrong(key.to_owned(), "a list of messages", kind(&other))),
         };
         let message = |(at, data): (usize, OrderedJson)| {
             let found = match &data {
                 OrderedJson::Map(_) => "an object without a string `role`",
                 other => kind(other),
             };
-            let wrong = || self.wrong(format!("messages[{at}]"), "an object with a string `role`", found);
+            let wrong = || self.wrong(format!("{key}[{at}]"), "an object with a string `role`", found);
             Message::try_from(data).map_err(|_| wrong())
         };
         list.into_iter().enumerate().map(message).collect()
     }
 
-    fn tools(&mut self) -> Result<Option<Vec<OrderedJson>>, DataError> {
+    pub(super) fn tools(&mut self) -> Result<Option<Vec<OrderedJson>>, DataError> {
         match self.find("tools") {
             None | Some(OrderedJson::Null) => Ok(None),
             Some(OrderedJson::List(tools)) => Ok(Some(tools)),
@@ -155,13 +180,13 @@ impl Record<'_> {
         }
     }
 
-    fn wrong(&self, key: String, expected: &'static str, found: &'static str) -> DataError {
+    pub(super) fn wrong(&self, key: String, expected: &'static str, found: &'static str) -> DataError {
         let Origin { file, line } = self.origin.clone();
         DataError::WrongType { file, line, key, expected, found }
     }
 }
 
-fn kind(data: &OrderedJson) -> &'static str {
+pub(super) fn kind(data: &OrderedJson) -> &'static str {
     match data {
         OrderedJson::Null => "null",
         OrderedJson::Bool(_) => "true or false",

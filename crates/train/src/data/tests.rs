@@ -9,5 +9,6 @@ mod files;
 mod formatting;
 mod loaders;
 mod masks;
+mod preferences;
 mod stage;
 mod streams;

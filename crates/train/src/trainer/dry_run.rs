@@ -130,5 +130,6 @@ fn loader(
         epochs: Epochs::Endless,
         formats: extensions.formats.clone(),
     };
-    Some(Loader::new(settings))
+    let documents = extensions.losses.build(&config.train.loss).ok()?.needs().documents;
+    Some(Loader::supervised(settings, documents))
 }

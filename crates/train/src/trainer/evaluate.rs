@@ -6,6 +6,7 @@ use weightloom_nn::{GenerateRequest, Generation, Sampling};
 use weightloom_tensor::no_grad;
 
 use super::batch::micro_batches;
+use super::reference::ReferenceLogprobs;
 use crate::callback::Evaluation;
 use crate::config::{Config, SampleConfig};
 use crate::data::{DocumentsRead, Loader, Row};
@@ -20,6 +21,9 @@ pub(super) struct HeldOut {
     pub(super) documents: Option<DocumentsRead>,
     /// Prompts, and their tokens as the data has prompts.
     prompts: Vec<(String, Vec<u32>)>,
+    /// The number of documents up to the last one that is evaluated.
+    pub(super) last_document: usize,
+    reference: Option<ReferenceLogprobs>,
     pub(super) micro_rows: usize,
     /// The step of the last evaluation.
     pub(super) evaluated_step: Option<u64>,
@@ -41,6 +45,8 @@ impl HeldOut {
         for prompt in &config.train.eval.samples.prompts {
             prompts.extend(loader.encode_prompt(prompt)?.map(|tokens| (prompt.clone(), tokens)));
         }
+        let documents_of_pairs = rows.iter().filter_map(|row| row.pair.as_ref()).map(|pair| pair.document);
+        let last_document = documents_of_pairs.max().map_or(0, |last| last as usize + 1);
         if let Some(first) = rows.first() {
             // Ranks process the same number of rows; some are empty.
             let size = first.inputs.len();
@@ -50,7 +56,13 @@ impl HeldOut {
         // In mesh order, tensor-parallel neighbours share rows.
         let own = gang.rank() / dims.tp % dp;
         let rows = rows.into_iter().skip(own).step_by(dp).collect();
-        Ok(Self { rows, documents, prompts, micro_rows, evaluated_step: None })
+        let (reference, evaluated_step) = (None, None);
+        Ok(Self { rows, documents, prompts, last_document, reference, micro_rows, evaluated_step })
+    }
+
+    /// The log-probabilities of the evaluation documents under the initial weights.
+    pub(super) fn set_reference(&mut self, reference: ReferenceLogprobs) {
+        self.reference = Some(reference);
     }
 
     /// Computes the loss and generates samples. Called by every rank.
@@ -62,11 +74,11 @@ impl HeldOut {
     ) -> Result<Evaluation, TrainError> {
         let mut evaluation = Evaluation::default();
         if !self.rows.is_empty() {
-            let micros = micro_batches(&self.rows, self.micro_rows, engine)?;
-            let targets = engine.count_targets(&micros)?;
-            let sum = engine.loss(engine.eval_loss(&micros)?)?;
-            evaluation.loss = Some(sum / (targets as f64).max(1.0));
+            let micros = micro_batches(&self.rows, self.micro_rows, engine, self.reference.as_ref())?;
+            let (loss, targets) = engine.eval_mean(&micros)?;
+            evaluation.loss = Some(loss);
             evaluation.targets = targets;
+            evaluation.metrics = engine.loss_metrics()?;
         }
         if let (Some(tokenizer), 1) = (tokenizer, engine.stage_count) {
             evaluation.samples = self.samples(engine, config, tokenizer)?;

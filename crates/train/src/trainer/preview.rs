@@ -43,7 +43,8 @@ pub fn preview_data(
     let model = spec.config(&config.model, weights.as_ref().map(weightloom_hub::Model::config))?;
     let definition = spec.definition(&model)?;
     let text = load_tokenizer(config, hub, weights.as_ref(), fetching)?;
-    let mut loader = Loader::new(DataSettings {
+    let loss = extensions.losses.build(&config.train.loss)?;
+    let settings = DataSettings {
         config: config.data.clone(),
         tokenizer: text.tokenizer,
         templates: Arc::new(text.templates),
@@ -51,7 +52,8 @@ pub fn preview_data(
         vocabulary: definition.vocabulary(),
         epochs: Epochs::Endless,
         formats: extensions.formats.clone(),
-    })?;
+    };
+    let mut loader = Loader::supervised(settings, loss.needs().documents)?;
     Ok(DataPreview {
         dataset: resolved.dataset(),
         examples: loader.examples(examples)?,

@@ -9,6 +9,7 @@
 //! - `engine`, `packing`, `parallelism`, `resume`, `torch_run`: training small models.
 //! - `published`: names and shapes in checkpoints of every family.
 //! - `devices`, `device_faults`: training on GPUs, and what happens when one fails.
+//! - `preferences`: losses of preferences and distillation.
 //! - `dry_run`: dry runs of large models.
 //! - `own_extensions`: optimizers, schedules, sinks and formats of a user.
 //!
@@ -39,6 +40,7 @@ mod parallelism;
 mod pipeline;
 mod pipeline_errors;
 mod pipeline_timeline;
+mod preferences;
 mod published;
 mod reference;
 mod resume;
