@@ -113,7 +113,7 @@ fn one_step(engine: &mut Engine, number: u64, rows: usize) -> f64 {
     let all = |ahead: usize| {
         (0..rows).flat_map(move |row| (0..TIME).map(move |place| token(row, place + ahead))).collect()
     };
-    let batch = MicroBatch { rows, inputs: all(0), targets: all(1), documents: None };
+    let batch = MicroBatch { rows, inputs: all(0), targets: all(1), ..MicroBatch::default() };
     let settings = StepSettings { number, learning_rate: 1e-4 };
     engine.step(&settings, &[batch], &mut ClipNorm(1.0)).expect("a step").loss
 }

@@ -61,18 +61,23 @@ pub struct Evaluation {
     pub targets: u64,
     /// The losses of `data.eval_sets`.
     pub sets: BTreeMap<String, SetLoss>,
+    /// Metrics of the loss by name, such as `rewards/accuracies`.
+    pub metrics: BTreeMap<String, f64>,
     /// Prompts and the text generated for each.
     pub samples: Vec<(String, String)>,
 }
 
 /// The loss of an evaluation set.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[allow(missing_docs)]
 pub struct SetLoss {
     /// Mean loss over all targets.
     pub loss: f64,
     /// Number of target tokens.
     pub targets: u64,
+    /// Metrics of the loss by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub metrics: BTreeMap<String, f64>,
 }
 
 /// A notice for the user about the run's data or settings.
@@ -193,6 +198,10 @@ pub trait Callback {
     }
     /// While documents are counted to find the number of steps.
     fn on_count_documents(&mut self, done: u64, total: u64) -> CallbackResult {
+        Ok(Control::Continue)
+    }
+    /// While the log-probabilities of the initial model are computed, before training.
+    fn on_reference_logprobs(&mut self, done: u64, total: u64) -> CallbackResult {
         Ok(Control::Continue)
     }
     /// Before the first step of this process, after the data is counted.

@@ -32,6 +32,7 @@ mod parquet;
 mod paths;
 mod pieces;
 mod prefetch;
+mod preference;
 mod record;
 mod row;
 mod sample;
@@ -56,8 +57,9 @@ pub use parquet::ParquetError;
 #[doc(hidden)]
 pub use parquet::check_parquet;
 pub use prefetch::Prefetched;
+pub use preference::{Completion, LabelledCompletion, Preference, Supervision};
 pub use record::Content as Document;
-pub use row::{Batch, Row};
+pub use row::{Batch, PairKind, Row, RowPair};
 pub use state::{DataState, Dataset, FileFingerprint, Position};
 pub use status::{DocumentStatus, DropCounts, DropReason};
 pub use stream::Epochs;

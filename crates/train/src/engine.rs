@@ -8,6 +8,7 @@
 
 mod evaluated;
 mod layer_norms;
+mod loss;
 mod microbatch;
 mod nan_check;
 mod step;
@@ -22,12 +23,14 @@ use weightloom_layout::{DType, ReduceOp};
 use weightloom_nn::{ActivationCheckpointing, Adapter, Dropout, Model};
 
 use crate::error::TrainError;
-use crate::loss::{LossArgs, SelectedLoss};
+use crate::loss::{LossNeeds, SelectedLoss};
 use crate::optimizer::{LearningRateScale, Optimizer, ParameterStates, Patterns, WeightDecay};
 use crate::pipeline::{Action, Schedule};
 
 pub use layer_norms::{LayerNorms, NormsByLayer};
-pub use microbatch::MicroBatch;
+pub(crate) use loss::EvalSums;
+use loss::LossState;
+pub use microbatch::{MicroBatch, PreferenceRows};
 pub(crate) use step::Tied;
 pub use step::{ClipNorm, StepHooks, StepResult, StepSettings, StepVerdict};
 
@@ -66,6 +69,10 @@ pub struct Engine {
     checkpointing: ActivationCheckpointing,
     dropout: f64,
     loss: SelectedLoss,
+    loss_needs: LossNeeds,
+    loss_state: LossState,
+    /// The model that the loss imitates.
+    teacher: Option<Box<dyn Model>>,
     /// From the names of the decoder's parameters to those in checkpoints.
     pub(crate) published_keys: KeyMap,
 }
@@ -135,13 +142,11 @@ impl Engine {
             checkpointing,
             dropout,
             loss: SelectedLoss::default(),
+            loss_needs: LossNeeds::default(),
+            loss_state: LossState::default(),
+            teacher: None,
             published_keys: KeyMap::default(),
         })
-    }
-
-    /// Trains with another loss than the model's own.
-    pub fn set_loss(&mut self, loss: SelectedLoss) {
-        self.loss = loss;
     }
 
     /// Trains some parameters with another learning rate.
@@ -149,21 +154,6 @@ impl Engine {
         for stage in &mut self.stages {
             stage.rates = stage.states.keys().map(|name| (name.clone(), scale.of(name))).collect();
         }
-    }
-
-    /// The loss of the result of the last stage.
-    fn stage_loss(
-        &self,
-        stage: &StageModel,
-        hidden: &DTensor,
-        (targets, divisor): (&DTensor, f64),
-        purpose: LossPurpose,
-    ) -> Result<DTensor, TrainError> {
-        let args = LossArgs { model: &*stage.model, hidden, targets, divisor, adapter: stage.change() };
-        Ok(match purpose {
-            LossPurpose::Training => self.loss.compute(&args)?,
-            LossPurpose::Evaluation => self.loss.evaluate(&args)?,
-        })
     }
 
     /// This rank's stages.

@@ -77,6 +77,8 @@ pub enum TrainError {
     EndlessData,
     #[error("cannot count the documents: {reason}")]
     Counting { reason: String },
+    #[error("cannot get the log-probabilities of the initial model: {reason}")]
+    Reference { reason: String },
     #[error("cannot verify the dataset: {reason}")]
     Dataset { reason: String },
     #[error("`model.freeze_modules` freezes all {parameters} parameters")]
@@ -256,6 +258,7 @@ impl TrainError {
 impl Hint for TrainError {
     fn hint(&self) -> Option<String> {
         let hint = match self {
+            Self::Reference { .. } => return None,
             Self::NoStage { .. } | Self::Schedule { .. } | Self::CheckpointFolder { .. } => return None,
             Self::MicroBatches { expected, .. } => return Some(format!("pass {expected} micro-batches")),
             Self::OtherFamily { found, .. } => return Some(format!("set `model.name: {found}`")),

@@ -1,13 +1,20 @@
 //! Losses, and their section of the config.
 //!
 //! A [`Loss`] turns the result of the last pipeline stage into one number. The
-//! built-in one is the model's own: cross-entropy of the next token. To train with
-//! another one, implement [`LossFactory`] in your own crate and add it to
+//! default is the model's own: cross-entropy of the next token. Losses of preferences
+//! compare completions, and distillation imitates a teacher. To train with another one, implement [`LossFactory`] in your own crate and add it to
 //! [`Losses`].
 
+mod batch;
 mod cross_entropy;
+mod distillation;
 mod error;
+mod metric_sums;
+mod preference;
 mod registry;
+mod token_logprobs;
+#[cfg(test)]
+mod trl_fixture;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -16,7 +23,10 @@ use weightloom_dtensor::DTensor;
 use weightloom_layout::{DType, Shape};
 use weightloom_nn::{AdapterSpec, Model, NnError};
 
+pub use batch::{BatchTotals, LossBatch, LossNeeds, Reference};
 pub use error::LossError;
+pub use metric_sums::MetricSums;
+pub(crate) use preference::completion_logprobs;
 pub use registry::{LossFactory, Losses, SelectedLoss};
 
 /// Loss.
@@ -32,7 +42,7 @@ pub struct LossConfig {
     /// log-sum-exp of the logits, averaged over all targets. Evaluations compute the loss
     /// without it.
     pub z_loss: f64,
-    /// Settings of a loss that is not built in.
+    /// Settings that only this loss has.
     pub options: Option<Map<String, Value>>,
 }
 
@@ -44,6 +54,16 @@ pub enum LossKind {
     /// Cross-entropy of the next token, or the loss of a model with its own.
     #[default]
     CrossEntropy,
+    /// Direct preference optimization.
+    Dpo,
+    /// Odds ratio preference optimization.
+    Orpo,
+    /// Simple preference optimization.
+    Simpo,
+    /// Kahneman-Tversky optimization.
+    Kto,
+    /// Divergence from a teacher.
+    Distillation,
     /// One that the program has registered with [`Losses`].
     #[serde(untagged)]
     #[schemars(skip)]
@@ -55,6 +75,11 @@ impl LossKind {
     pub fn name(&self) -> &str {
         match self {
             Self::CrossEntropy => "cross_entropy",
+            Self::Dpo => "dpo",
+            Self::Orpo => "orpo",
+            Self::Simpo => "simpo",
+            Self::Kto => "kto",
+            Self::Distillation => "distillation",
             Self::Registered(name) => name,
         }
     }
@@ -70,11 +95,13 @@ pub struct LossArgs<'a> {
     /// The next token at each position, `[batch, time]`;
     /// [`IGNORED`](weightloom_nn::IGNORED) masks it.
     pub targets: &'a DTensor,
-    /// The number by which the sum over all targets is divided: the targets of the
-    /// whole batch, so that the losses of its micro-batches add up to the mean.
+    /// The number by which sums are divided: [`Loss::divisor`] of the whole batch, so
+    /// that the losses of its micro-batches add up to the mean.
     pub divisor: f64,
     /// The adapter that is trained.
     pub adapter: Option<AdapterSpec<'a>>,
+    /// What is known of the batch.
+    pub batch: LossBatch<'a>,
 }
 
 impl LossArgs<'_> {
@@ -101,6 +128,16 @@ pub trait Loss: Send + Sync {
     /// The loss that evaluations report.
     fn evaluate(&self, args: &LossArgs<'_>) -> Result<DTensor, NnError> {
         self.compute(args)
+    }
+
+    /// What it needs beside the result of the model; by default nothing.
+    fn needs(&self) -> LossNeeds {
+        LossNeeds::default()
+    }
+
+    /// What sums over a batch are divided by: by default its number of targets.
+    fn divisor(&self, totals: &BatchTotals) -> f64 {
+        (totals.targets as f64).max(1.0)
     }
 }
 

@@ -14,11 +14,13 @@ mod free_space;
 mod lock;
 mod model_plan;
 mod preview;
+mod reference;
 mod resume;
 mod resume_point;
 mod run;
 mod run_card;
 mod survey;
+mod teacher;
 mod weights;
 
 use std::path::{Path, PathBuf};
@@ -49,6 +51,7 @@ use checkpoint_manager::CheckpointManager;
 use checks::check_config;
 use dataset::ResolvedConfig;
 use evaluate::HeldOut;
+use reference::ReferencePass;
 use resume::{compare_config, restore_data};
 use resume_point::name_damage;
 use run::{Run, Stretch};
@@ -227,7 +230,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
     for notice in &notices {
         for_each(&mut callbacks, |callback| callback.on_notice(notice))?;
     }
-    let held_out = HeldOut::new(config, &loader, &dims, &*gang)?;
+    let mut held_out = HeldOut::new(config, &loader, &dims, &*gang)?;
     let prompt_style = loader.prompt_style();
     let summary = RunSummary {
         data: summary,
@@ -244,7 +247,6 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
     let dp_rank = engine.gangs.dp.rank();
     let own_rows = dp_rank * dims.rows_per_rank..(dp_rank + 1) * dims.rows_per_rank;
     let epoch = loader.state().position.epoch;
-    let data = loader.prefetched(config.train.global_batch_size, vec![own_rows])?;
     let checkpoint_bytes = engine.checkpoint_bytes()?;
     let (sinks, warnings, _lock) = match gang.rank() {
         0 => {
@@ -261,6 +263,14 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         _ => (Sinks::default(), Vec::new(), None),
     };
     checkpoints.set_assets(card, assets);
+    let mut reference = None;
+    if engine.forgets_reference() {
+        let pass = ReferencePass { engine: &engine, config, dims: &dims, resumed: resumed.as_deref() };
+        let documents = loader.document_count();
+        reference = Some(pass.run("train", &mut loader, documents, &mut callbacks)?);
+        held_out.compute_reference(&pass, &mut callbacks)?;
+    }
+    let data = loader.prefetched(config.train.global_batch_size, vec![own_rows])?;
     let (began, has_tokenizer) = (progress.step, tokenizer.is_some());
     let flops = flops_per_token(&engine, config);
     let peak = config.train.logging.peak_tflops.map(|peak| peak * 1e12 * gang.size() as f64);
@@ -276,6 +286,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         sinks,
         checkpoints,
         held_out,
+        reference,
         rates,
         micro_batch_size: dims.micro_batch_size,
         first_micro_batch_size: dims.micro_batch_size,

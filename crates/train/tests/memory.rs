@@ -110,7 +110,7 @@ fn micro_batches(rows: usize) -> Vec<MicroBatch> {
     let micro_batch = |first: usize| {
         let tokens: Vec<i64> =
             (first * TIME..(first + rows) * TIME).map(|at| (at * 7 % 2000) as i64).collect();
-        MicroBatch { rows, inputs: tokens.clone(), targets: tokens, documents: None }
+        MicroBatch { rows, inputs: tokens.clone(), targets: tokens, ..MicroBatch::default() }
     };
     (0..ROWS).step_by(rows).map(micro_batch).collect()
 }

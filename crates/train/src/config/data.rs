@@ -142,6 +142,9 @@ pub enum DataFormat {
     /// `{"conversations": [{"from": …, "value": …}, …]}`, with roles such as
     /// `human` and `gpt`.
     Sharegpt,
+    /// `{"prompt": …, "chosen": …, "rejected": …}`, each a string or a list of
+    /// messages. Without `prompt`, both begin with it.
+    Preference,
     /// One that the program has registered with
     /// [`DataFormats`](crate::data::DataFormats).
     #[serde(untagged)]
@@ -152,8 +155,15 @@ pub enum DataFormat {
 impl DataFormat {
     /// The format with a name in the config.
     pub(crate) fn named(name: &str) -> Self {
-        let built_in =
-            [Self::Auto, Self::Text, Self::PromptCompletion, Self::Chat, Self::Alpaca, Self::Sharegpt];
+        let built_in = [
+            Self::Auto,
+            Self::Text,
+            Self::PromptCompletion,
+            Self::Chat,
+            Self::Alpaca,
+            Self::Sharegpt,
+            Self::Preference,
+        ];
         let found = built_in.into_iter().find(|format| format.name() == name);
         found.unwrap_or_else(|| Self::Registered(name.to_owned()))
     }
@@ -167,6 +177,7 @@ impl DataFormat {
             Self::Chat => "chat",
             Self::Alpaca => "alpaca",
             Self::Sharegpt => "sharegpt",
+            Self::Preference => "preference",
             Self::Registered(name) => name,
         }
     }
@@ -180,6 +191,8 @@ pub enum RowLayout {
     Packed,
     /// Each document starts a row, which is padded at the end.
     Padded,
+    /// Each document is a row of two sequences, whatever `data.packing` is.
+    Pairs,
 }
 
 /// Tokens that contribute to the loss.

@@ -30,7 +30,17 @@ const FUNCTION_CALL: &str = "function_call";
 
 /// The list of messages under a key: `{"role": …, "content": …}`.
 pub(super) fn messages(record: &mut Record<'_>, key: &'static str) -> Result<Vec<Message>, DataError> {
-    let list = list(record, key)?;
+    let data = record.take(key)?;
+    message_list(record, key, data)
+}
+
+/// The messages that are under a key.
+pub(super) fn message_list(
+    record: &Record<'_>,
+    key: &'static str,
+    data: OrderedJson,
+) -> Result<Vec<Message>, DataError> {
+    let list = list(record, key, data)?;
     let message = |(at, data)| {
         let found = match &data {
             OrderedJson::Map(_) => "an object without a string `role`",
@@ -44,8 +54,8 @@ pub(super) fn messages(record: &mut Record<'_>, key: &'static str) -> Result<Vec
 }
 
 /// A list of messages that is not empty.
-fn list(record: &mut Record<'_>, key: &'static str) -> Result<Vec<OrderedJson>, DataError> {
-    let list = match record.take(key)? {
+fn list(record: &Record<'_>, key: &'static str, data: OrderedJson) -> Result<Vec<OrderedJson>, DataError> {
+    let list = match data {
         // In a table, a list is JSON in a field.
         OrderedJson::Text(text) if text.trim_start().starts_with('[') => {
             serde_json::from_str(&text).unwrap_or(OrderedJson::Text(text))
@@ -96,7 +106,8 @@ fn joined(record: &Record<'_>, message: Message, key: &str) -> Result<Message, D
 pub(super) fn sharegpt(record: &mut Record<'_>) -> Result<Vec<Message>, DataError> {
     let key = "conversations";
     let system = record.optional_text("system")?;
-    let list = list(record, key)?;
+    let data = record.take(key)?;
+    let list = list(record, key, data)?;
     let mut messages = Vec::with_capacity(list.len() + 1);
     if !system.is_empty() {
         messages.push(Message::new("system", system));

@@ -54,7 +54,7 @@ impl Measure {
         // A document has fewer than 2^32 bytes, and so fewer tokens.
         let small = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         Self {
-            tokens: small(sample.tokens.len()),
+            tokens: small(sample.length()),
             targets: small(sample.targets()),
             full_length: small(sample.full_length),
             status: sample.status,
@@ -90,8 +90,12 @@ impl Count {
             layout,
             size,
         };
-        if layout == RowLayout::Packed {
-            count.rows = rows_of(tokens, size);
+        match layout {
+            RowLayout::Packed => count.rows = rows_of(tokens, size),
+            RowLayout::Padded => {}
+            RowLayout::Pairs => {
+                count.rows = measures.iter().filter(|measure| measure.tokens > 0).count() as u64;
+            }
         }
         count
     }
@@ -101,7 +105,7 @@ impl Count {
     pub fn rows_in(&self, epochs: u64) -> u64 {
         match self.layout {
             RowLayout::Packed => rows_of(self.tokens.saturating_mul(epochs), self.size),
-            RowLayout::Padded => self.rows.saturating_mul(epochs),
+            RowLayout::Padded | RowLayout::Pairs => self.rows.saturating_mul(epochs),
         }
     }
 }

@@ -37,6 +37,7 @@ impl Dummy {
             targets: tokens[1..].iter().map(|&token| i64::from(token)).collect(),
             starts: vec![0],
             length: self.size,
+            pair: None,
         }
     }
 }

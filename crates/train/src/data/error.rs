@@ -9,8 +9,17 @@ use super::summary::DroppedDocuments;
 use crate::extensions::UnknownName;
 
 /// The keys that identify the format of a JSONL line.
-const KEYS: [&str; 7] =
-    ["text", "prompt", "completion", "messages", "instruction", "output", "conversations"];
+const KEYS: [&str; 9] = [
+    "text",
+    "prompt",
+    "completion",
+    "messages",
+    "instruction",
+    "output",
+    "conversations",
+    "chosen",
+    "rejected",
+];
 
 /// Training data that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -99,6 +108,10 @@ pub enum DataError {
         dropped_list(.reasons)
     )]
     TooManyDropped { dropped: u64, read: u64, limit: String, reasons: Vec<DroppedDocuments> },
+    #[error("{file}:{line}: the loss trains on {needed}, but the document belongs to {found}")]
+    OtherDocuments { file: String, line: usize, found: &'static str, needed: &'static str },
+    #[error("dummy data has no preferences")]
+    DummyPreferences,
     #[error("dummy data has no epochs")]
     NoEpochs,
     #[error("a batch must have at least one row")]
@@ -217,6 +230,11 @@ impl Hint for DataError {
                 "raise `data.max_seq_len` so that completions fit, or check that conversations have assistant \
                  messages"
             }
+            Self::OtherDocuments { .. } => {
+                "set `train.loss.kind` to dpo, orpo or simpo for {\"prompt\", \"chosen\", \"rejected\"}, to kto for \
+                 {\"prompt\", \"completion\", \"label\": true}, else to cross_entropy"
+            }
+            Self::DummyPreferences => "list files with preferences in `data.paths`",
             Self::NoEpochs => "set `train.max_steps`",
             Self::OtherSetting { .. } => {
                 "restore the setting, start a new run, or start the data again with --force-resume"

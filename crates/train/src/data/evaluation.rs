@@ -29,7 +29,8 @@ impl Loader {
             shuffle: false,
             ..settings.config.clone()
         };
-        Self::new(DataSettings { config, epochs: Epochs::Times(1), ..settings.clone() })
+        let settings = DataSettings { config, epochs: Epochs::Times(1), ..settings.clone() };
+        Self::supervised(settings, self.supervision())
     }
 
     /// Starts again at the first row.

@@ -109,6 +109,12 @@ impl DataFormats {
                 "sharegpt",
                 "`{\"conversations\": [{\"from\": …, \"value\": …}, …]}`, with roles such as `human` and `gpt`.",
             ),
+            (
+                DataFormat::Preference,
+                "preference",
+                "`{\"prompt\": …, \"chosen\": …, \"rejected\": …}`, each a string or a list of messages. Without \
+                 `prompt`, both begin with it.",
+            ),
         ];
         let mut formats = Registry::new("data format");
         for (format, name, summary) in all {

@@ -18,12 +18,13 @@ use super::format::DataFormats;
 use super::formatting;
 use super::order::{Order, Shuffle};
 use super::prefetch::Prefetched;
+use super::preference::Supervision;
 use super::row::{Batch, Row};
 use super::sample::{Sampler, Templates, plain_prompt};
 use super::state::{DataState, Dataset, Position};
 use super::stream::{Epochs, Lengths, RowStream, Want};
 use super::summary::DocumentsRead;
-use crate::config::{BadLines, DataConfig, DataType};
+use crate::config::{BadLines, DataConfig, DataType, RowLayout};
 
 /// The inputs of a loader.
 #[derive(Clone, Debug)]
@@ -50,6 +51,7 @@ pub struct DataSettings {
 /// Produces the same rows in the same order on every rank.
 pub struct Loader {
     settings: DataSettings,
+    supervision: Supervision,
     source: Source,
     position: Position,
     dataset: Arc<Dataset>,
@@ -63,12 +65,20 @@ enum Source {
 impl Loader {
     /// Scans all documents and starts before the first.
     pub fn new(settings: DataSettings) -> Result<Self, DataError> {
+        Self::supervised(settings, Supervision::Tokens)
+    }
+
+    /// The same for a loss that trains on such documents.
+    pub fn supervised(settings: DataSettings, supervision: Supervision) -> Result<Self, DataError> {
         let config = &settings.config;
         if config.max_seq_len == 0 {
             return Err(DataError::NoLength);
         }
         let (source, dataset) = match config.r#type {
             DataType::Dummy => {
+                if supervision != Supervision::Tokens {
+                    return Err(DataError::DummyPreferences);
+                }
                 if settings.epochs != Epochs::Endless {
                     return Err(DataError::NoEpochs);
                 }
@@ -77,13 +87,13 @@ impl Loader {
                 (Source::Dummy(dummy), Dataset::new(dummy_settings(&dummy), [].iter()))
             }
             DataType::Files => {
-                let stream = stream(&settings)?;
+                let stream = stream(&settings, supervision)?;
                 let dataset =
                     Dataset::new(row_settings(&settings, &stream)?, stream.documents.fingerprints());
                 (Source::Files(Box::new(stream)), dataset)
             }
         };
-        Ok(Self { settings, source, position: Position::default(), dataset: Arc::new(dataset) })
+        Ok(Self { settings, supervision, source, position: Position::default(), dataset: Arc::new(dataset) })
     }
 
     /// Returns the rows `own` of the next global batch of `rows` rows. `own` are
@@ -155,6 +165,28 @@ impl Loader {
         }
         self.position = state.position;
         Ok(())
+    }
+
+    /// A digest of all settings and files that determine the rows.
+    pub(crate) fn dataset_digest(&self) -> String {
+        let mut digest = Digest::new();
+        for (name, value) in &self.dataset.settings {
+            digest.text(name);
+            digest.text(value);
+        }
+        digest.text(&self.dataset.digest);
+        digest.hex()
+    }
+
+    /// The number of documents; 0 for dummy data.
+    pub(crate) fn document_count(&self) -> usize {
+        self.file_stream().map_or(0, |stream| stream.documents.len())
+    }
+
+    /// The row of a document, by its number in the data: of preferences. Empty if the
+    /// document is dropped.
+    pub(crate) fn document_row(&mut self, document: usize) -> Result<Row, DataError> {
+        self.files()?.pair_row(document)
     }
 
     /// The size of the data before tokenization; `None` for dummy data.
@@ -315,6 +347,10 @@ impl Loader {
         self.position = position;
     }
 
+    pub(super) fn supervision(&self) -> Supervision {
+        self.supervision
+    }
+
     pub(super) fn settings(&self) -> &DataSettings {
         &self.settings
     }
@@ -353,7 +389,7 @@ fn check_ranges(rows: usize, own: &[Range<usize>]) -> Result<(), DataError> {
     Ok(())
 }
 
-fn stream(settings: &DataSettings) -> Result<RowStream, DataError> {
+fn stream(settings: &DataSettings, supervision: Supervision) -> Result<RowStream, DataError> {
     let DataSettings { config, tokenizer, templates, seed, vocabulary, epochs, formats, cache } = settings;
     let tokenizer = tokenizer.clone().ok_or(DataError::NoTokenizer)?;
     let templates = match &config.chat_template {
@@ -386,9 +422,13 @@ fn stream(settings: &DataSettings) -> Result<RowStream, DataError> {
             train_on: config.train_on,
             max_tokens: config.max_seq_len.saturating_add(1),
             vocabulary: *vocabulary,
+            supervision,
         },
         epochs: *epochs,
-        layout: config.row_layout(),
+        layout: match supervision {
+            Supervision::Tokens => config.row_layout(),
+            Supervision::Preferences | Supervision::Labels => RowLayout::Pairs,
+        },
         size: config.max_seq_len,
         pad,
         latest: None,
@@ -426,6 +466,14 @@ fn row_settings(settings: &DataSettings, stream: &RowStream) -> Result<BTreeMap<
     put("data.shuffle", shuffle.to_string());
     if *shuffle {
         put("data.seed", seed.unwrap_or(settings.seed).to_string());
+    }
+    let rows = match stream.sampler.supervision {
+        Supervision::Tokens => None,
+        Supervision::Preferences => Some("preferences"),
+        Supervision::Labels => Some("labelled completions"),
+    };
+    if let Some(rows) = rows {
+        put("train.loss rows", rows.to_owned());
     }
     put("data.separator", format!("{separator:?}"));
     if *bad_lines == BadLines::Drop {

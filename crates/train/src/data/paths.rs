@@ -323,6 +323,7 @@ fn file_kind(path: &Path, format: &DataFormat) -> Result<Kind, DataError> {
         | DataFormat::Chat
         | DataFormat::Alpaca
         | DataFormat::Sharegpt
+        | DataFormat::Preference
         | DataFormat::Registered(_) => Ok(Kind::Jsonl),
         DataFormat::Auto => {
             Err(DataError::FileType { file: path.display().to_string(), extension: extension(path) })

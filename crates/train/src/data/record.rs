@@ -7,6 +7,7 @@ use weightloom_hub::text::{Message, OrderedJson};
 
 use super::conversation;
 use super::error::DataError;
+use super::preference::{self, LabelledCompletion, Preference};
 use crate::config::DataFormat;
 
 /// The content of a document.
@@ -19,6 +20,10 @@ pub enum Content {
     Prompt { prompt: String, completion: String },
     /// A conversation, with the tools that it may call.
     Chat { messages: Vec<Message>, tools: Option<Vec<OrderedJson>> },
+    /// Two completions of a prompt, one of which is preferred.
+    Preference(Box<Preference>),
+    /// A completion of a prompt that is desirable or not.
+    Labelled(Box<LabelledCompletion>),
 }
 
 impl Content {
@@ -27,6 +32,8 @@ impl Content {
             Self::Text(_) => DataKind::Text,
             Self::Prompt { .. } => DataKind::PromptCompletion,
             Self::Chat { .. } => DataKind::Chat,
+            Self::Preference(pair) => pair.kind(),
+            Self::Labelled(labelled) => labelled.completion.kind(),
         }
     }
 }
@@ -98,9 +105,15 @@ pub(super) fn parse_fields(
         DataFormat::Text | DataFormat::Auto | DataFormat::Registered(_) => {
             ("text", Content::Text(record.text("text")?))
         }
+        DataFormat::PromptCompletion if preference::is_labelled(&record) => {
+            ("labelled_completion", Content::Labelled(Box::new(preference::labelled(&mut record)?)))
+        }
         DataFormat::PromptCompletion => {
             let (prompt, completion) = (record.text("prompt")?, record.text("completion")?);
             ("prompt_completion", Content::Prompt { prompt, completion })
+        }
+        DataFormat::Preference => {
+            ("preference", Content::Preference(Box::new(preference::preference(&mut record)?)))
         }
         DataFormat::Chat => {
             let messages = conversation::messages(&mut record, "messages")?;
@@ -119,8 +132,8 @@ pub(super) fn parse_fields(
 
 /// An object with named values.
 pub(super) struct Record<'a> {
-    fields: Vec<(String, OrderedJson)>,
-    origin: &'a Origin,
+    pub(super) fields: Vec<(String, OrderedJson)>,
+    pub(super) origin: &'a Origin,
 }
 
 impl Record<'_> {
@@ -130,6 +143,10 @@ impl Record<'_> {
             return Ok(format.clone());
         }
         let has = |key: &str| self.fields.iter().any(|(name, _)| name == key);
+        // Preferences often have the conversation in other keys as well.
+        if has("chosen") || has("rejected") {
+            return Ok(DataFormat::Preference);
+        }
         let mut present: Vec<&(&str, DataFormat)> = KEYS.iter().filter(|(key, _)| has(key)).collect();
         let Origin { file, line } = self.origin.clone();
         let alpaca = has("instruction") && has("output");

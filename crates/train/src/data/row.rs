@@ -17,12 +17,37 @@ pub struct Row {
     pub starts: Vec<usize>,
     /// Number of inputs that are not padding.
     pub length: usize,
+    /// The second sequence, in a row of preferences.
+    pub pair: Option<Box<RowPair>>,
+}
+
+/// The second sequence of a row of preferences, and what the first is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowPair {
+    /// What the two sequences are.
+    pub kind: PairKind,
+    /// The number of the document in the data.
+    pub document: u64,
+    /// The second sequence.
+    pub other: Row,
+}
+
+/// What the two sequences of a row are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PairKind {
+    /// A prompt with its chosen, and with its rejected completion.
+    Rejected,
+    /// A prompt with its completion, and with one of another prompt.
+    Mismatched {
+        /// Whether its completion is desirable.
+        desirable: bool,
+    },
 }
 
 impl Row {
     /// A row of padding.
     pub(crate) fn empty(size: usize, pad: u32) -> Self {
-        Self { inputs: vec![pad; size], targets: vec![IGNORED; size], starts: Vec::new(), length: 0 }
+        Self { inputs: vec![pad; size], targets: vec![IGNORED; size], starts: Vec::new(), length: 0, pair: None }
     }
 
     /// Whether it has tokens of several documents.
@@ -46,7 +71,8 @@ impl Row {
 
     /// Number of targets that contribute to the loss.
     pub fn target_count(&self) -> u64 {
-        self.targets.iter().filter(|&&target| target != IGNORED).count() as u64
+        let own = self.targets.iter().filter(|&&target| target != IGNORED).count() as u64;
+        own + self.pair.as_ref().map_or(0, |pair| pair.other.target_count())
     }
 }
 
@@ -77,6 +103,11 @@ impl RowBuilder {
     pub(super) fn new(size: usize) -> Self {
         let (tokens, mask) = (Vec::with_capacity(size + 1), Vec::with_capacity(size + 1));
         Self { tokens, mask, starts: Vec::new(), size }
+    }
+
+    /// A row that holds these tokens.
+    pub(super) fn of(tokens: &[u32], mask: &[bool], size: usize) -> Self {
+        Self { tokens: tokens.to_vec(), mask: mask.to_vec(), starts: vec![0], size }
     }
 
     /// Appends a part of a document.

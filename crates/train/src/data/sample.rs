@@ -24,6 +24,7 @@ use weightloom_hub::text::{
 use super::chat::{self, AssistantSpan, LocateError, SpanEnd};
 use super::error::DataError;
 use super::pieces::{self, MAX_WHOLE, PiecesError};
+use super::preference::{SecondSample, Supervision};
 use super::record::{Content, Origin};
 use super::status::{DocumentStatus, DropReason};
 use crate::config::TrainOn;
@@ -46,13 +47,16 @@ pub(super) struct Sample {
     pub(super) format: Option<&'static str>,
     /// Why its record cannot be read.
     pub(super) problem: Option<String>,
+    /// The second sequence, of a preference.
+    pub(super) second: Option<SecondSample>,
 }
 
 impl Sample {
     fn new(tokens: Vec<u32>, mask: Vec<bool>) -> Self {
         let full_length = tokens.len();
         let (status, unknown_roles) = (DocumentStatus::Whole, BTreeSet::new());
-        Self { tokens, mask, status, full_length, unknown_roles, format: None, problem: None }
+        let (format, problem, second) = (None, None, None);
+        Self { tokens, mask, status, full_length, unknown_roles, format, problem, second }
     }
 
     /// The sample of a record that cannot be read.
@@ -62,12 +66,20 @@ impl Sample {
     }
 
     /// The sample without its tokens.
-    fn dropped(self, reason: DropReason) -> Self {
-        Self { tokens: Vec::new(), mask: Vec::new(), status: DocumentStatus::Dropped(reason), ..self }
+    pub(super) fn dropped(self, reason: DropReason) -> Self {
+        let status = DocumentStatus::Dropped(reason);
+        Self { tokens: Vec::new(), mask: Vec::new(), second: None, status, ..self }
     }
 
     pub(super) fn targets(&self) -> usize {
-        self.mask.iter().filter(|&&masked| masked).count()
+        let second = self.second.iter().flat_map(|second| &second.mask);
+        self.mask.iter().chain(second).filter(|&&masked| masked).count()
+    }
+
+    /// The number of tokens, where two sequences share their first.
+    pub(super) fn length(&self) -> usize {
+        let second = self.second.as_ref().map_or(0, |second| second.tokens.len().saturating_sub(1));
+        self.tokens.len() + second
     }
 }
 
@@ -79,6 +91,8 @@ pub(super) struct Sampler {
     /// Maximum tokens of a prompt or conversation.
     pub(super) max_tokens: usize,
     pub(super) vocabulary: usize,
+    /// The documents that the loss trains on.
+    pub(super) supervision: Supervision,
 }
 
 /// The source of chat templates.
@@ -100,14 +114,22 @@ impl Templates {
 
 impl Sampler {
     pub(super) fn sample(&self, content: Content, origin: &Origin) -> Result<Sample, DataError> {
-        let mut sample = match content {
+        let sample = match self.plain_content(content, origin)? {
             Content::Text(text) => self.text(&text, origin)?,
             Content::Prompt { prompt, completion } => self.prompt(prompt, &completion, origin)?,
             Content::Chat { messages, tools } => {
                 let context = ChatContext { tools, ..ChatContext::default() };
                 self.chat(&messages, &context, origin)?
             }
+            Content::Preference(pair) => return self.preference(&pair, origin),
+            Content::Labelled(labelled) => return self.labelled(&labelled, &labelled, origin),
         };
+        self.checked(sample, origin)
+    }
+
+    /// The sample, whose first token never contributes. Fails if a token is not in the
+    /// vocabulary; drops it if nothing contributes.
+    pub(super) fn checked(&self, mut sample: Sample, origin: &Origin) -> Result<Sample, DataError> {
         if let Some(&token) = sample.tokens.iter().find(|&&token| token as usize >= self.vocabulary) {
             let Origin { file, line } = origin.clone();
             return Err(DataError::Token { file, line, token, vocabulary: self.vocabulary });
@@ -150,7 +172,7 @@ impl Sampler {
         Ok(Sample::new(tokens, mask))
     }
 
-    fn prompt(&self, prompt: String, completion: &str, origin: &Origin) -> Result<Sample, DataError> {
+    pub(super) fn prompt(&self, prompt: String, completion: &str, origin: &Origin) -> Result<Sample, DataError> {
         let from = prompt.len();
         let whole = prompt + completion;
         let Encoded { ids: mut tokens, mut offsets } = self.encode(&whole, Special::Add, origin)?;
@@ -229,7 +251,7 @@ impl Sampler {
     }
 
     /// The bytes of an assistant message, including the token that ends it.
-    fn span_bytes(&self, span: AssistantSpan, text: &str, encoded: &Encoded) -> Range<usize> {
+    pub(super) fn span_bytes(&self, span: AssistantSpan, text: &str, encoded: &Encoded) -> Range<usize> {
         let special = || {
             let tokens = encoded.ids.iter().zip(&encoded.offsets);
             tokens.filter(|(id, _)| self.tokenizer.is_special(**id)).map(|(_, range)| range)
@@ -249,6 +271,11 @@ impl Sampler {
             }
         };
         start..end.max(start)
+    }
+
+    /// Tokenizes a rendered conversation.
+    pub(super) fn encode_rendered(&self, text: &str, origin: &Origin) -> Result<Encoded, DataError> {
+        self.encode(text, Special::Plain, origin)
     }
 
     fn encode(&self, text: &str, special: Special, origin: &Origin) -> Result<Encoded, DataError> {
@@ -280,8 +307,8 @@ impl Sampler {
 
     /// Truncates a prompt or conversation at the end: a completion without its
     /// prompt would teach the wrong thing.
-    fn truncate(&self, tokens: Vec<u32>, mut mask: Vec<bool>) -> Sample {
-        if self.train_on == TrainOn::All {
+    pub(super) fn truncate(&self, tokens: Vec<u32>, mut mask: Vec<bool>) -> Sample {
+        if self.train_on == TrainOn::All && self.supervision == Supervision::Tokens {
             mask.fill(true);
         }
         let mut sample = Sample::new(tokens, mask);
@@ -320,7 +347,7 @@ fn too_large(origin: &Origin) -> DataError {
 }
 
 /// A conversation without assistant messages.
-fn without_answer(messages: &[Message], tokens: Vec<u32>) -> Sample {
+pub(super) fn without_answer(messages: &[Message], tokens: Vec<u32>) -> Sample {
     let roles = messages.iter().map(Message::role).filter(|role| !ROLES.contains(role));
     let unknown_roles: BTreeSet<String> = roles.map(str::to_owned).collect();
     let reason = match unknown_roles.is_empty() {
@@ -332,6 +359,6 @@ fn without_answer(messages: &[Message], tokens: Vec<u32>) -> Sample {
 
 /// Whether a token has a byte of a span. A token without bytes belongs to what
 /// follows it.
-fn overlaps(token: &Range<usize>, span: &Range<usize>) -> bool {
+pub(super) fn overlaps(token: &Range<usize>, span: &Range<usize>) -> bool {
     token.start < span.end && (token.end > span.start || token.start >= span.start)
 }

@@ -71,10 +71,13 @@ impl RowStream {
         position: &mut Position,
         want: Want,
     ) -> Result<Option<Option<Row>>, DataError> {
+        if self.layout == RowLayout::Pairs {
+            return self.next_pair(position, want);
+        }
         let mut builder = (want == Want::Row).then(|| RowBuilder::new(self.size));
         let taken = match self.layout {
             RowLayout::Packed => self.take_packed(position, builder.as_mut())?,
-            RowLayout::Padded => self.take_padded(position, builder.as_mut())?,
+            RowLayout::Padded | RowLayout::Pairs => self.take_padded(position, builder.as_mut())?,
         };
         if taken < 2 {
             return Ok(None);
@@ -82,6 +85,16 @@ impl RowStream {
         position.rows = position.rows.saturating_add(1);
         position.tokens = position.tokens.saturating_add(taken as u64 - 1);
         Ok(Some(builder.map(|builder| builder.finish(self.pad))))
+    }
+
+    /// Moves past the next document, which is a row.
+    fn next_pair(&mut self, position: &mut Position, want: Want) -> Result<Option<Option<Row>>, DataError> {
+        let Some(Remainder { document, length, .. }) = self.next_remainder(position)? else { return Ok(None) };
+        let row = (want == Want::Row).then(|| self.pair_row(document)).transpose()?;
+        position.advance(self.documents.len() as u64);
+        position.rows = position.rows.saturating_add(1);
+        position.tokens = position.tokens.saturating_add(length as u64 - 1);
+        Ok(Some(row))
     }
 
     /// Takes tokens until a row is full. The next row starts with the last of

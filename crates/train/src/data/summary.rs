@@ -15,6 +15,7 @@ use super::sample::Sample;
 use super::state::Position;
 use super::status::{DocumentStatus, DropCounts, DropReason};
 use super::stream::Epochs;
+use crate::config::RowLayout;
 
 /// A run without epochs counts documents up to this size in advance: a few seconds
 /// of tokenization.
@@ -249,7 +250,7 @@ impl Loader {
             trained_tokens: count.targets,
             cut_tokens: count.cut_tokens,
             rows: (size == all).then_some(count.rows),
-            lengths: LengthHistogram::new(&measures, stream.size as u64 + 1),
+            lengths: LengthHistogram::new(&measures, longest_document(stream.layout, stream.size)),
         };
         Ok((summary, (size == all).then_some(count)))
     }
@@ -258,6 +259,15 @@ impl Loader {
     pub fn summary(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<DataSummary, DataError> {
         let part = self.survey(0..self.survey_size(), progress)?;
         Ok(self.summarize(vec![part])?.0)
+    }
+}
+
+/// Most tokens of a used document.
+fn longest_document(layout: RowLayout, size: usize) -> u64 {
+    match layout {
+        RowLayout::Packed | RowLayout::Padded => size as u64 + 1,
+        // Two sequences, which share their first token in the count.
+        RowLayout::Pairs => 2 * size as u64 + 1,
     }
 }
 

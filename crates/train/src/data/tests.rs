@@ -11,5 +11,6 @@ mod formats;
 mod formatting;
 mod loaders;
 mod masks;
+mod preferences;
 mod stage;
 mod streams;

@@ -7,8 +7,9 @@ use weightloom_nn::{ActivationCheckpointing, ModelDefinition, Parallel, Plan, St
 
 use super::report::{BatchReport, MeshReport};
 use super::{DryRunError, DryRunSettings};
-use crate::config::{Config, GradientCheckpointing, LoraConfig, PipelineSchedule};
-use crate::loss::SelectedLoss;
+use crate::config::{Config, DataType, GradientCheckpointing, LoraConfig, PipelineSchedule};
+use crate::data::{DataError, Supervision};
+use crate::loss::{LossNeeds, SelectedLoss};
 use crate::optimizer::{LearningRateScale, Optimizer, Patterns, with_average};
 use crate::pipeline::Schedule;
 use crate::trained_names::trained_names;
@@ -34,11 +35,12 @@ pub(super) struct RunContext<'a> {
     pub(super) schedule: Schedule,
     pub(super) optimizer: Box<dyn Optimizer>,
     pub(super) loss: SelectedLoss,
+    pub(super) needs: LossNeeds,
     pub(super) operations: &'a weightloom_dtensor::Registry,
     pub(super) frozen: Patterns,
     /// Data-parallel ranks.
     pub(super) dp: usize,
-    /// Rows per micro-batch.
+    /// Rows per micro-batch, of one or two sequences.
     pub(super) rows: usize,
     pub(super) micros: usize,
     pub(super) seq_len: usize,
@@ -77,6 +79,11 @@ impl<'a> RunContext<'a> {
         let optimizer = extensions.optimizers.build(&train.optimizer)?;
         let optimizer = with_average(optimizer, train.ema.as_ref());
         let loss = extensions.losses.build(&train.loss)?;
+        loss.check_stages(stages.len())?;
+        let needs = loss.needs();
+        if config.data.r#type == DataType::Dummy && needs.documents != Supervision::Tokens {
+            return Err(DryRunError::Data(DataError::DummyPreferences));
+        }
         let frozen = Patterns::new("model.freeze_modules", &config.model.freeze_modules)?;
         let specs = definition.all_parameters();
         frozen.check(specs.iter().map(|spec| spec.name.as_str()))?;
@@ -95,6 +102,7 @@ impl<'a> RunContext<'a> {
             schedule,
             optimizer,
             loss,
+            needs,
             operations: &extensions.operations,
             frozen,
             dp,
@@ -117,6 +125,14 @@ impl<'a> RunContext<'a> {
                 .filter(|spec| is_adapted(lora, &spec.name, &spec.shape))
                 .map(|spec| (lora.rank * (spec.shape[0] + spec.shape[1])) as u64)
                 .sum(),
+        }
+    }
+
+    /// Sequences of a row that pass through the model together.
+    pub(super) fn sequences(&self) -> usize {
+        match self.needs.documents {
+            Supervision::Preferences => 2,
+            Supervision::Tokens | Supervision::Labels => 1,
         }
     }
 

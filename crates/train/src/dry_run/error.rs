@@ -9,6 +9,7 @@ use weightloom_nn::NnError;
 use weightloom_tensor::TensorError;
 
 use crate::config::divisors;
+use crate::data::DataError;
 use crate::lora_target::UnknownTarget;
 use crate::loss::LossError;
 use crate::optimizer::{OptimizerError, PatternError};
@@ -39,6 +40,8 @@ pub enum DryRunError {
     Optimizer(#[from] OptimizerError),
     #[error(transparent)]
     Loss(LossError),
+    #[error(transparent)]
+    Data(#[from] DataError),
     #[error(transparent)]
     Pattern(#[from] PatternError),
     #[error(transparent)]
@@ -100,6 +103,7 @@ impl Hint for DryRunError {
             Self::Timeline(error) => error.hint(),
             Self::Optimizer(error) => error.hint(),
             Self::Loss(error) => error.hint(),
+            Self::Data(error) => error.hint(),
             Self::Pattern(error) => error.hint(),
             Self::Nn(error) => error.hint(),
             Self::Checkpoint(error) => error.hint(),

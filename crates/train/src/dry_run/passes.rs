@@ -2,14 +2,16 @@
 
 use weightloom_dtensor::{CommRecord, DTensor, backward};
 use weightloom_layout::{DType, Layout, Shape};
-use weightloom_nn::{ForwardArgs, Input};
-use weightloom_tensor::{Device, Tensor, TensorError, counted};
+use weightloom_nn::{AdapterSpec, ForwardArgs, Input};
+use weightloom_tensor::{Device, Tensor, TensorError, counted, no_grad};
 
 use super::DryRunError;
 use super::context::RunContext;
 use super::stage::DryStage;
 use crate::config::DataType;
-use crate::loss::LossArgs;
+use crate::data::Supervision;
+use crate::engine::MicroBatch;
+use crate::loss::{LossArgs, LossBatch, Reference, completion_logprobs};
 
 /// The costs of one micro-batch. Memory is in bytes, relative to the start of the
 /// pass.
@@ -85,7 +87,7 @@ impl StagePasses<'_> {
         width: Option<usize>,
     ) -> Result<DTensor, DryRunError> {
         let dims: Vec<usize> =
-            [rows * self.context.dp, self.context.seq_len].into_iter().chain(width).collect();
+            [rows * self.context.sequences() * self.context.dp, self.context.seq_len].into_iter().chain(width).collect();
         let shape = Shape::new(&dims).map_err(TensorError::from)?;
         let local = layout.local_shape(&shape, self.stage.dist.rank())?;
         let local = Tensor::zeros(dtype, &local, Device::Meta)?;
@@ -123,7 +125,9 @@ impl StagePasses<'_> {
         let dropout = self.context.config.model.lora.as_ref().map_or(0.0, |lora| lora.dropout);
         let dropout = (dropout > 0.0).then_some(weightloom_nn::Dropout { probability: dropout, seed: 0 });
         // Most packed rows have several documents.
-        let packed = self.context.config.data.r#type == DataType::Files && self.context.config.data.packing;
+        let packed = self.context.config.data.r#type == DataType::Files
+            && self.context.needs.documents == Supervision::Tokens
+            && self.context.config.data.packing;
         let args = ForwardArgs {
             adapters: change.into(),
             documents: packed.then(|| self.tokens(rows)).transpose()?,
@@ -131,22 +135,72 @@ impl StagePasses<'_> {
             dropout,
             ..ForwardArgs::default()
         };
+        if model.stage().is_last() && self.context.needs.documents == Supervision::Labels {
+            // Mismatched completions, from which the divergence is estimated.
+            self.compare(rows, change)?;
+            self.compare_without_adapter(rows)?;
+        }
         let hidden = model.forward(given, args)?;
         let output = match model.stage().is_last() {
             true => {
+                if self.context.needs.reference == Reference::Initial {
+                    self.compare_without_adapter(rows)?;
+                }
+                let teacher = match self.context.needs.teacher {
+                    Some(_) => Some(self.teacher_logits(rows)?),
+                    None => None,
+                };
                 let targets = self.tokens(rows)?;
+                let micro = self.micro_batch(rows);
                 let args = LossArgs {
                     model: &**model,
                     hidden: &hidden,
                     targets: &targets,
                     divisor: 1.0,
                     adapter: change,
+                    batch: LossBatch { rows: Some(&micro), teacher: teacher.as_ref(), ..LossBatch::default() },
                 };
                 self.context.loss.compute(&args)?
             }
             false => hidden,
         };
         Ok(ForwardResult { input, output })
+    }
+
+    /// Rows as the loss gets them.
+    fn micro_batch(&self, rows: usize) -> MicroBatch {
+        let rows = rows * self.context.sequences();
+        let tokens = vec![0; rows * self.context.seq_len];
+        MicroBatch { rows, inputs: tokens.clone(), targets: tokens, ..MicroBatch::default() }
+    }
+
+    /// Passes rows through the model to compare their completions.
+    fn compare(&self, rows: usize, adapter: Option<AdapterSpec<'_>>) -> Result<(), DryRunError> {
+        no_grad(|| {
+            let (model, given) = (&self.stage.model, Input::Tokens(self.tokens(rows)?));
+            let hidden = model.forward(given, ForwardArgs { adapters: adapter.into(), ..ForwardArgs::default() })?;
+            completion_logprobs(&**model, &hidden, &self.micro_batch(rows), adapter)?;
+            Ok(())
+        })
+    }
+
+    /// The same through the reference. That of a run without an adapter is known before
+    /// the first step.
+    fn compare_without_adapter(&self, rows: usize) -> Result<(), DryRunError> {
+        match self.stage.adapter {
+            Some(_) => self.compare(rows, None),
+            None => Ok(()),
+        }
+    }
+
+    /// Logits as a teacher returns them.
+    fn teacher_logits(&self, rows: usize) -> Result<DTensor, DryRunError> {
+        let layout = self.stage.model.plan().batch_layout()?;
+        let rows = rows * self.context.dp * self.context.seq_len;
+        let shape = Shape::new(&[rows, self.context.definition.vocabulary()]).map_err(TensorError::from)?;
+        let local = layout.local_shape(&shape, self.stage.dist.rank())?;
+        let local = Tensor::zeros(DType::F32, &local, Device::Meta)?;
+        Ok(DTensor::from_local(&self.stage.dist, local, layout, &shape)?)
     }
 
     fn backward(&self, forwarded: ForwardResult) -> Result<(), DryRunError> {

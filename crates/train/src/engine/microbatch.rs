@@ -6,7 +6,7 @@ use std::sync::Arc;
 use weightloom_dtensor::{DTensor, GradientReduction, NanCheck, PassContext, backward};
 use weightloom_gang::Elements;
 use weightloom_layout::Shape;
-use weightloom_nn::{ForwardArgs, Input};
+use weightloom_nn::{ForwardArgs, IGNORED, Input};
 use weightloom_tensor::{TensorError, no_grad};
 
 use super::{Engine, LossPurpose, StageModel, StepHooks, StepSettings};
@@ -14,7 +14,7 @@ use crate::error::TrainError;
 use crate::pipeline::{Action, Message, Payload};
 
 /// Rows that a rank processes at once.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[allow(missing_docs)]
 pub struct MicroBatch {
     pub rows: usize,
@@ -27,11 +27,48 @@ pub struct MicroBatch {
     /// documents: tokens attend only to their own. `None` on all ranks if every
     /// row is one document.
     pub documents: Option<Vec<i64>>,
+    /// What losses of preferences need beside the rows.
+    pub preferences: Option<Box<PreferenceRows>>,
+}
+
+/// What losses of preferences need beside the rows of a micro-batch. Of pairs, chosen
+/// and rejected rows alternate.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PreferenceRows {
+    /// Whether each labelled completion is desirable.
+    pub labels: Vec<bool>,
+    /// Log-probabilities of the rows' completions under the reference, unless it is the
+    /// model without its adapter.
+    pub reference: Option<Vec<f32>>,
+    /// Prompts with completions of others, which only estimate a divergence.
+    pub mismatched: Option<MicroBatch>,
 }
 
 impl MicroBatch {
-    fn seq_len(&self) -> usize {
+    pub(crate) fn seq_len(&self) -> usize {
         self.inputs.len() / self.rows.max(1)
+    }
+
+    /// The targets of each row.
+    pub(crate) fn rows_of_targets(&self) -> impl Iterator<Item = &[i64]> {
+        self.targets.chunks_exact(self.seq_len().max(1))
+    }
+
+    /// The next token at each position up to a row's last target, also where it is
+    /// masked.
+    pub(crate) fn next_tokens(&self) -> Vec<i64> {
+        let mut next = Vec::with_capacity(self.targets.len());
+        for (inputs, targets) in self.inputs.chunks_exact(self.seq_len().max(1)).zip(self.rows_of_targets()) {
+            let end = targets.iter().rposition(|&target| target != IGNORED).map_or(0, |last| last + 1);
+            let following = |at: usize| inputs.get(at + 1).copied().unwrap_or(IGNORED);
+            let token = |(at, &target): (usize, &i64)| match target {
+                _ if at >= end => IGNORED,
+                IGNORED => following(at),
+                target => target,
+            };
+            next.extend(targets.iter().enumerate().map(token));
+        }
+        next
     }
 }
 
@@ -175,8 +212,7 @@ impl Engine {
             },
         )?;
         let output = if number + 1 == self.stage_count {
-            let of_rows = stage.model.shard().batch(&batch.targets, batch.rows)?;
-            let loss = self.stage_loss(stage, &hidden, (&of_rows, targets), LossPurpose::Training)?;
+            let loss = self.stage_loss(stage, &hidden, (batch, targets), LossPurpose::Training)?;
             flight.loss += self.loss_share(&loss)?;
             loss
         } else {
@@ -187,7 +223,7 @@ impl Engine {
         Ok(())
     }
 
-    fn forward_stage(
+    pub(super) fn forward_stage(
         &self,
         stage: &StageModel,
         batch: &MicroBatch,
@@ -244,9 +280,8 @@ impl Engine {
                 let args = ForwardArgs { adapters: stage.change().into(), ..ForwardArgs::default() };
                 let hidden = no_grad(|| self.forward_stage(stage, batch, input.as_ref(), args))?;
                 if number + 1 == stages {
-                    let of_rows = stage.model.shard().batch(&batch.targets, batch.rows)?;
                     let purpose = LossPurpose::Evaluation;
-                    let sum = no_grad(|| self.stage_loss(stage, &hidden, (&of_rows, 1.0), purpose))?;
+                    let sum = no_grad(|| self.stage_loss(stage, &hidden, (batch, 1.0), purpose))?;
                     loss += self.loss_share(&sum)?;
                 } else if pp == 1 {
                     here = Some(hidden);

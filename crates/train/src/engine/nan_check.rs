@@ -49,8 +49,8 @@ impl Engine {
         }
         let check = NanCheck::recording();
         let settings = StepSettings { number: step, learning_rate: 0.0 };
-        let targets = (self.count_targets(micros)? as f64).max(1.0);
-        let passed = self.checked_forward_backward(&settings, micros, targets, &mut (), Some(&check));
+        let divisor = self.prepare_loss(micros)?;
+        let passed = self.checked_forward_backward(&settings, micros, divisor, &mut (), Some(&check));
         self.dist.finish()?;
         passed?;
         for stage in &self.stages {

@@ -167,7 +167,8 @@ impl Engine {
         hooks: &mut dyn StepHooks,
     ) -> Result<(StepResult, Vec<StageGradients>), TrainError> {
         let targets = self.count_targets(micros)?;
-        let share = self.forward_backward(settings, micros, (targets as f64).max(1.0), hooks)?;
+        let divisor = self.prepare_loss(micros)?;
+        let share = self.forward_backward(settings, micros, divisor, hooks)?;
         let loss = self.loss(share)?;
         let gradients = self.gradients()?;
         let gradient_norm = self.norm(&gradients)?;
@@ -195,7 +196,7 @@ impl Engine {
 
     /// Whether this rank counts its rows: tensor- and pipeline-parallel ranks
     /// have the same ones.
-    fn counts_rows(&self) -> bool {
+    pub(super) fn counts_rows(&self) -> bool {
         self.gangs.tp.rank() == 0 && self.gangs.pp.rank() == 0
     }
 

@@ -16,6 +16,14 @@ pub enum LossError {
     Options { loss: String, problem: String },
     #[error("cannot use the loss `{loss}`: {problem}")]
     Unusable { loss: String, problem: String },
+    #[error("cannot use the loss `{loss}` with {stages} pipeline stages: it needs {needs} on every rank")]
+    Stages { loss: String, needs: &'static str, stages: usize },
+    #[error("cannot use `{teacher}` as a teacher: its vocabulary has {found} tokens, that of the model {expected}")]
+    TeacherVocabulary { teacher: String, found: usize, expected: usize },
+    #[error("cannot resume: the log-probabilities of the initial model are not in `{file}`")]
+    NoReference { file: String },
+    #[error("cannot use `{file}`: it has log-probabilities of other data or settings")]
+    OtherReference { file: String },
     #[error(transparent)]
     Nn(#[from] NnError),
 }
@@ -25,6 +33,15 @@ impl Hint for LossError {
         match self {
             Self::Unknown(error) => error.hint(),
             Self::Nn(error) => error.hint(),
+            Self::Stages { .. } => {
+                Some("set `train.accelerator.pp` and `vpp` to 1; shard with `dp_shard` or `tp` instead".to_owned())
+            }
+            Self::TeacherVocabulary { .. } => {
+                Some("use a teacher with the same tokenizer as the model".to_owned())
+            }
+            Self::NoReference { .. } | Self::OtherReference { .. } => {
+                Some("restore the file from the run folder, or start a new run".to_owned())
+            }
             Self::Options { .. } | Self::Unusable { .. } => None,
         }
     }

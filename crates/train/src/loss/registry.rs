@@ -14,7 +14,9 @@ use weightloom_layout::DType;
 use weightloom_nn::NnError;
 
 use super::cross_entropy::RegularizedCrossEntropy;
-use super::{Loss, LossArgs, LossConfig, LossError, LossKind, ModelLoss};
+use super::distillation::DistillationFactory;
+use super::preference::{DpoFactory, KtoFactory, OrpoFactory, SimpoFactory};
+use super::{BatchTotals, Loss, LossArgs, LossConfig, LossError, LossKind, LossNeeds, ModelLoss, Reference};
 use crate::extensions::{
     NoOptions, OptionProblem, RegisterError, Registry, problems_of, read_options, section_of,
 };
@@ -82,7 +84,8 @@ use crate::extensions::{
 /// }
 ///
 /// let losses = Losses::standard().with(Smoothed)?;
-/// assert_eq!(losses.names(), ["cross_entropy", "smoothed"]);
+/// assert_eq!(losses.names().first(), Some(&"cross_entropy"));
+/// assert_eq!(losses.names().last(), Some(&"smoothed"));
 /// # Ok::<(), weightloom_train::extensions::RegisterError>(())
 /// ```
 pub trait LossFactory: fmt::Debug + Send + Sync + 'static {
@@ -134,9 +137,15 @@ impl Default for Losses {
 }
 
 impl Losses {
-    /// The built-in loss.
+    /// The built-in losses.
     pub fn standard() -> Self {
-        Self(Registry::new("loss")).with(CrossEntropyFactory).expect("it is the first, and has no options")
+        let all = || {
+            let losses = Self(Registry::new("loss")).with(CrossEntropyFactory)?;
+            let losses = losses.with(DpoFactory)?.with(OrpoFactory)?.with(SimpoFactory)?.with(KtoFactory)?;
+            losses.with(DistillationFactory)
+        };
+        let all: Result<Self, RegisterError> = all();
+        all.expect("the names of built-in losses differ, and their options have a schema")
     }
 
     /// The same losses and another one.
@@ -150,7 +159,7 @@ impl Losses {
         self.0.add((factory.name(), factory.summary()), section_of::<T::Options>, Arc::new(factory))
     }
 
-    /// All names, the built-in one first.
+    /// All names, the built-in ones first.
     pub fn names(&self) -> Vec<&'static str> {
         self.0.names()
     }
@@ -197,6 +206,35 @@ impl Default for SelectedLoss {
 }
 
 impl SelectedLoss {
+    /// The name in the config.
+    pub fn name(&self) -> &str {
+        self.kind.name()
+    }
+
+    /// What it needs beside the result of the model.
+    pub fn needs(&self) -> LossNeeds {
+        caught(|| self.loss.needs()).unwrap_or_default()
+    }
+
+    /// What sums over a batch are divided by.
+    pub fn divisor(&self, totals: &BatchTotals) -> f64 {
+        caught(|| self.loss.divisor(totals)).unwrap_or(f64::NAN)
+    }
+
+    /// Fails if the loss cannot be computed for a model in this many pipeline stages.
+    pub fn check_stages(&self, stages: usize) -> Result<(), LossError> {
+        let LossNeeds { reference, teacher, .. } = self.needs();
+        let needs = match (reference, teacher) {
+            (Reference::Initial, _) => "the initial model",
+            (Reference::None, Some(_)) => "a teacher",
+            (Reference::None, None) => return Ok(()),
+        };
+        match stages {
+            0 | 1 => Ok(()),
+            _ => Err(LossError::Stages { loss: self.name().to_owned(), needs, stages }),
+        }
+    }
+
     /// Computes the loss: a scalar in `f32`.
     pub fn compute(&self, args: &LossArgs<'_>) -> Result<DTensor, LossError> {
         self.checked(|loss| loss.compute(args))

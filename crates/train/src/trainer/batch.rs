@@ -3,8 +3,9 @@
 use weightloom_gang::GangExt;
 use weightloom_layout::ReduceOp;
 
-use crate::data::Row;
-use crate::engine::{Engine, MicroBatch};
+use super::reference::ReferenceLogprobs;
+use crate::data::{PairKind, Row, RowPair, Supervision};
+use crate::engine::{Engine, MicroBatch, PreferenceRows};
 use crate::error::TrainError;
 
 /// Sequence lengths are rounded up to a multiple of this, so that few shapes
@@ -17,18 +18,66 @@ pub(super) fn micro_batches(
     all: &[Row],
     rows: usize,
     engine: &Engine,
+    reference: Option<&ReferenceLogprobs>,
 ) -> Result<Vec<MicroBatch>, TrainError> {
     let micros = || all.chunks(rows.max(1));
-    let longest = |rows: &[Row]| rows.iter().map(|row| row.length).max().unwrap_or(0) as u64;
+    let length = |row: &Row| row.length.max(row.pair.as_ref().map_or(0, |pair| pair.other.length));
+    let longest = |rows: &[Row]| rows.iter().map(length).max().unwrap_or(0) as u64;
     let packed = |rows: &[Row]| u64::from(rows.iter().any(Row::is_packed));
     // Ranks run the same operations, so one with packed rows decides for all.
     let mut sizes: Vec<u64> = micros().flat_map(|rows| [longest(rows), packed(rows)]).collect();
     engine.gangs.dp.all_reduce(&mut sizes, ReduceOp::Max)?;
     let made = micros().zip(sizes.chunks_exact(2)).map(|(rows, sizes)| {
         let attention = if sizes[1] > 0 { Attention::Documents } else { Attention::Rows };
-        micro_batch(rows, sizes[0] as usize, attention)
+        let longest = sizes[0] as usize;
+        match engine.supervision() {
+            Supervision::Tokens => micro_batch(rows, longest, attention),
+            Supervision::Preferences => pairs(rows, longest, reference),
+            Supervision::Labels => labelled(rows, longest, reference),
+        }
     });
     Ok(made.collect())
+}
+
+/// The second sequence of a row; padding has an empty one.
+fn second(row: &Row) -> Row {
+    let empty = || Row::empty(row.inputs.len(), row.inputs.first().copied().unwrap_or(0));
+    row.pair.as_ref().map_or_else(empty, |pair| pair.other.clone())
+}
+
+/// What the reference gives the two sequences of each row; zeros for padding.
+fn reference_of(rows: &[Row], reference: &ReferenceLogprobs) -> Vec<[f32; 2]> {
+    let of = |pair: &RowPair| reference.of(pair.document);
+    rows.iter().map(|row| row.pair.as_ref().map_or([0.0; 2], |pair| of(pair))).collect()
+}
+
+/// A micro-batch in which chosen and rejected completions alternate.
+fn pairs(rows: &[Row], longest: usize, reference: Option<&ReferenceLogprobs>) -> MicroBatch {
+    let both: Vec<Row> = rows.iter().flat_map(|row| [row.clone(), second(row)]).collect();
+    let reference = reference.map(|reference| reference_of(rows, reference).concat());
+    let preferences = PreferenceRows { reference, ..PreferenceRows::default() };
+    MicroBatch { preferences: Some(Box::new(preferences)), ..micro_batch(&both, longest, Attention::Rows) }
+}
+
+/// A micro-batch of labelled completions, with mismatched ones beside it.
+fn labelled(rows: &[Row], longest: usize, reference: Option<&ReferenceLogprobs>) -> MicroBatch {
+    let known = reference.map(|reference| reference_of(rows, reference));
+    let of_row = |number: usize| known.as_ref().map(|all| all.iter().map(|of| of[number]).collect());
+    let others: Vec<Row> = rows.iter().map(second).collect();
+    let of_others = PreferenceRows { reference: of_row(1), ..PreferenceRows::default() };
+    let mismatched = MicroBatch {
+        preferences: Some(Box::new(of_others)),
+        ..micro_batch(&others, longest, Attention::Rows)
+    };
+    let label = |row: &Row| {
+        matches!(row.pair.as_deref(), Some(RowPair { kind: PairKind::Mismatched { desirable: true }, .. }))
+    };
+    let preferences = PreferenceRows {
+        labels: rows.iter().map(label).collect(),
+        reference: of_row(0),
+        mismatched: Some(mismatched),
+    };
+    MicroBatch { preferences: Some(Box::new(preferences)), ..micro_batch(rows, longest, Attention::Rows) }
 }
 
 /// Where tokens attend to.

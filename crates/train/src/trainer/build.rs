@@ -24,6 +24,7 @@ use super::dataset::data_cache;
 use super::model_plan::ModelPlan;
 use super::resume_point::name_damage;
 use super::run_card::RunCard;
+use super::teacher::TeacherSource;
 use super::weights::open_weights;
 use crate::callback::Notice;
 use crate::config::{Config, DataType, GradientCheckpointing, LoraConfig};
@@ -90,6 +91,8 @@ pub(super) fn build(
     let trained: BTreeSet<&str> = trained.iter().map(String::as_str).collect();
     optimizer.check_names(&trained)?;
     let lr_scale = LearningRateScale::new(&config.train.optimizer.lr_scale, trained)?;
+    let loss = extensions.losses.build(&config.train.loss)?;
+    loss.check_stages(dims.stages())?;
     let text = load_tokenizer(config, hub, weights.as_ref(), fetching)?;
 
     let gangs = Gangs::new(Arc::clone(gang), &dims.gang_sizes())?;
@@ -110,6 +113,7 @@ pub(super) fn build(
         seed: config.train.seed,
         ..ModelLoadOptions::default()
     };
+    let teacher_options = options.clone();
     // Only trained weights are in the checkpoint.
     let checkpoint = resumed.filter(|_| lora.is_none());
     let checkpoint = checkpoint.map(|path| open_checkpoint(path).map(|source| (path, source))).transpose()?;
@@ -183,12 +187,17 @@ pub(super) fn build(
         dropout: lora.map_or(0.0, |lora| lora.dropout),
     };
     let mut engine = Engine::new(settings, stages)?;
-    engine.set_loss(extensions.losses.build(&config.train.loss)?);
+    let needs = loss.needs();
+    engine.set_loss(loss);
     engine.set_lr_scale(&lr_scale);
+    if let Some(path) = &needs.teacher {
+        let source = TeacherSource { hub, fetching, reading };
+        engine.set_teacher(source.load(path, &*definition, &teacher_options)?);
+    }
     if family.is_some() && lora.is_none() {
         engine.set_published_keys(published_keys(&*spec, &map, weights.as_ref())?);
     }
-    let loader = Loader::new(DataSettings {
+    let settings = DataSettings {
         config: config.data.clone(),
         tokenizer: text.tokenizer.clone(),
         templates: Arc::new(text.templates),
@@ -200,7 +209,8 @@ pub(super) fn build(
         },
         formats: extensions.formats.clone(),
         cache: data_cache(hub),
-    })?;
+    };
+    let loader = Loader::supervised(settings, needs.documents)?;
     if let Some(record) = loader.training_data()? {
         assets.insert(TrainingData::FILE.to_owned(), record.to_json());
     }

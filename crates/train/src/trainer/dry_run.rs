@@ -180,5 +180,6 @@ fn loader(
         formats: extensions.formats.clone(),
         cache: data_cache(hub),
     };
-    Some(Loader::new(settings))
+    let documents = extensions.losses.build(&config.train.loss).ok()?.needs().documents;
+    Some(Loader::supervised(settings, documents))
 }

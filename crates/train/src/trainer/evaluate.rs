@@ -9,10 +9,11 @@ use weightloom_nn::{GenerateRequest, Generation, Sampling};
 use weightloom_tensor::no_grad;
 
 use super::batch::micro_batches;
-use crate::callback::{Evaluation, SetLoss};
+use super::reference::{ReferenceLogprobs, ReferencePass};
+use crate::callback::{Callback, Evaluation, SetLoss};
 use crate::config::{Config, SampleConfig};
 use crate::data::{DocumentsRead, Loader, Row};
-use crate::engine::Engine;
+use crate::engine::{Engine, EvalSums};
 use crate::error::TrainError;
 use crate::parallel_dims::ParallelDims;
 
@@ -38,6 +39,8 @@ struct HeldOutSet {
     loader: Loader,
     /// The documents of the rows that are used.
     documents: DocumentsRead,
+    /// The log-probabilities of its documents under the initial weights.
+    reference: Option<ReferenceLogprobs>,
 }
 
 impl HeldOut {
@@ -52,7 +55,7 @@ impl HeldOut {
         for (name, mut loader) in loader.evaluation_sets()? {
             let documents = loader.account(max_rows)?;
             documents.check_dropped(config.data.max_dropped)?;
-            sets.push(HeldOutSet { name, loader, documents });
+            sets.push(HeldOutSet { name, loader, documents, reference: None });
         }
         let mut prompts = Vec::new();
         for prompt in &config.train.eval.samples.prompts {
@@ -63,6 +66,21 @@ impl HeldOut {
         let dp_rank = gang.rank() / dims.tp % dp;
         let micro_rows = dims.micro_batch_size;
         Ok(Self { sets, prompts, micro_rows, dp, dp_rank, max_rows, evaluated_step: None })
+    }
+
+    /// Computes the log-probabilities of all evaluated documents under the initial
+    /// weights. Called by every rank.
+    pub(super) fn compute_reference(
+        &mut self,
+        pass: &ReferencePass<'_>,
+        callbacks: &mut [Box<dyn Callback + '_>],
+    ) -> Result<(), TrainError> {
+        for HeldOutSet { name, loader, documents, reference } in &mut self.sets {
+            let file = name.as_ref().map_or_else(|| "eval".to_owned(), |name| format!("eval_{name}"));
+            let documents = loader.document_count().min(documents.read as usize);
+            *reference = Some(pass.run(&file, loader, documents, callbacks)?);
+        }
+        Ok(())
     }
 
     /// The documents of the main set, if there is one.
@@ -90,12 +108,15 @@ impl HeldOut {
             dp_rank: self.dp_rank,
             max_rows: self.max_rows.unwrap_or(usize::MAX),
         };
-        for HeldOutSet { name, loader, .. } in &mut self.sets {
-            let SetLoss { loss, targets } = shares.loss(loader, engine)?;
-            match name {
-                None => (evaluation.loss, evaluation.targets) = (Some(loss), targets),
+        for set in &mut self.sets {
+            let found = shares.loss(set, engine)?;
+            match &set.name {
+                None => {
+                    (evaluation.loss, evaluation.targets) = (Some(found.loss), found.targets);
+                    evaluation.metrics = found.metrics;
+                }
                 Some(name) => {
-                    evaluation.sets.insert(name.clone(), SetLoss { loss, targets });
+                    evaluation.sets.insert(name.clone(), found);
                 }
             }
         }
@@ -150,12 +171,14 @@ struct Shares {
 impl Shares {
     /// The mean loss of a set. Called by every rank. Only one micro-batch is in memory
     /// at a time.
-    fn loss(&self, loader: &mut Loader, engine: &Engine) -> Result<SetLoss, TrainError> {
+    fn loss(&self, set: &mut HeldOutSet, engine: &Engine) -> Result<SetLoss, TrainError> {
+        let HeldOutSet { loader, reference, .. } = set;
         let at_once = self.micro_rows * self.dp;
         let own: Vec<Range<usize>> =
             (0..self.micro_rows).map(|row| row * self.dp + self.dp_rank).map(|row| row..row + 1).collect();
-        let (mut first, mut sum, mut targets) = (0, 0.0, 0);
+        let (mut first, mut total) = (0, EvalSums::default());
         loader.rewind();
+        engine.forget_metrics();
         while first < self.max_rows {
             let Some(mut batch) = loader.next_batch(at_once, &own)? else { break };
             // Ranks process the same number of rows; some are empty.
@@ -164,12 +187,14 @@ impl Shares {
                     *row = Row::empty(row.inputs.len(), 0);
                 }
             }
-            let micros = micro_batches(&batch.rows, self.micro_rows, engine)?;
-            targets += engine.count_targets(&micros)?;
-            sum += engine.eval_loss(&micros)?;
+            let micros = micro_batches(&batch.rows, self.micro_rows, engine, reference.as_ref())?;
+            let EvalSums { share, divisor, targets } = engine.eval_sums(&micros)?;
+            total.share += share;
+            total.divisor += divisor;
+            total.targets += targets;
             first += at_once;
         }
-        let loss = engine.loss(sum)? / (targets as f64).max(1.0);
-        Ok(SetLoss { loss, targets })
+        let loss = engine.loss(total.share)? / total.divisor.max(1.0);
+        Ok(SetLoss { loss, targets: total.targets, metrics: engine.loss_metrics()? })
     }
 }

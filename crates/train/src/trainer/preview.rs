@@ -45,7 +45,8 @@ pub fn preview_data(
     let model = spec.config(&config.model, weights.as_ref().map(weightloom_hub::Model::config))?;
     let definition = spec.definition(&model)?;
     let text = load_tokenizer(config, hub, weights.as_ref(), fetching)?;
-    let mut loader = Loader::new(DataSettings {
+    let loss = extensions.losses.build(&config.train.loss)?;
+    let settings = DataSettings {
         config: config.data.clone(),
         tokenizer: text.tokenizer,
         templates: Arc::new(text.templates),
@@ -54,7 +55,8 @@ pub fn preview_data(
         epochs: Epochs::Endless,
         formats: extensions.formats.clone(),
         cache: data_cache(hub),
-    })?;
+    };
+    let mut loader = Loader::supervised(settings, loss.needs().documents)?;
     Ok(DataPreview {
         dataset: resolved.dataset(),
         examples: loader.examples(examples)?,

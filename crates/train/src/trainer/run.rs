@@ -15,6 +15,7 @@ use super::batch::micro_batches;
 use super::checkpoint_manager::CheckpointManager;
 use super::epochs::epochs_done;
 use super::evaluate::HeldOut;
+use super::reference::ReferenceLogprobs;
 use crate::callback::{
     Callback, CallbackResult, Control, EvalMetrics, Evaluator, Notice, RunSummary, TimeEstimate,
     TrainerState, for_each,
@@ -49,6 +50,8 @@ pub(super) struct Run<'a> {
     pub(super) sinks: Sinks,
     pub(super) checkpoints: CheckpointManager,
     pub(super) held_out: HeldOut,
+    /// Log-probabilities of the training documents under the initial weights.
+    pub(super) reference: Option<ReferenceLogprobs>,
     pub(super) rates: LearningRate,
     pub(super) micro_batch_size: usize,
     /// The size before any step ran out of memory.
@@ -315,7 +318,8 @@ impl<'a> Run<'a> {
         let learning_rate = self.rates.checked_at(number)?;
         let settings = StepSettings { number, learning_rate };
         let (micros, result, spike, norms) = loop {
-            let micros = micro_batches(&batch.rows, self.micro_batch_size, &self.engine)?;
+            let reference = self.reference.as_ref();
+            let micros = micro_batches(&batch.rows, self.micro_batch_size, &self.engine, reference)?;
             let mut hooks = CallbackHooks {
                 callbacks: &mut self.callbacks,
                 wants_stop: &mut self.wants_stop,
@@ -350,12 +354,14 @@ impl<'a> Run<'a> {
         let interval = self.config.train.logging.logging_steps.max(1);
         if number.is_multiple_of(interval) || number == self.total || number == 1 {
             let device = self.engine.dist.device();
+            let scalars = self.engine.loss_metrics()?;
             let record = Record {
                 epoch: Some(epochs_done(
                     &position,
                     self.summary.data.as_ref(),
                     self.config.data.row_layout(),
                 )),
+                scalars,
                 loss: Some(result.loss),
                 learning_rate: Some(learning_rate),
                 gradient_norm: Some(result.gradient_norm),
@@ -434,13 +440,22 @@ impl<'a> Run<'a> {
             self.checkpoints.set_score(step, loss);
             self.progress.best = Some(self.progress.best.map_or(loss, |best| best.min(loss)));
             record.scalars.insert("eval/loss".to_owned(), loss);
-            record.scalars.insert("eval/perplexity".to_owned(), loss.exp());
+            // Other losses than cross-entropy have metrics and no perplexity.
+            if evaluation.metrics.is_empty() {
+                record.scalars.insert("eval/perplexity".to_owned(), loss.exp());
+            }
             if let Some(stopping) = &self.config.train.eval.early_stopping {
                 self.progress.guard.observe(loss, stopping);
             }
         }
-        for (name, set) in &evaluation.sets {
-            record.scalars.insert(format!("eval/{name}/loss"), set.loss);
+        for (name, value) in &evaluation.metrics {
+            record.scalars.insert(format!("eval/{name}"), *value);
+        }
+        for (set_name, set) in &evaluation.sets {
+            record.scalars.insert(format!("eval/{set_name}/loss"), set.loss);
+            for (name, value) in &set.metrics {
+                record.scalars.insert(format!("eval/{set_name}/{name}"), *value);
+            }
         }
         for (number, (prompt, text)) in evaluation.samples.iter().enumerate() {
             record.texts.insert(format!("sample/{number}"), format!("{prompt}{text}"));

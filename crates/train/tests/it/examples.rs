@@ -14,5 +14,5 @@ fn every_example_is_read_and_means_what_it_says() {
         assert_eq!(read(&dump(&config), "a dump", &[], &|_| None).unwrap(), config, "{}", file.display());
         found += 1;
     }
-    assert_eq!(found, 3);
+    assert_eq!(found, 4);
 }

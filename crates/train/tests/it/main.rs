@@ -11,6 +11,7 @@
 //! - `engine`, `packing`, `parallelism`, `resume`, `torch_run`: training small models.
 //! - `published`: names and shapes in checkpoints of every family.
 //! - `devices`, `device_faults`: training on GPUs, and what happens when one fails.
+//! - `preferences`: losses of preferences and distillation.
 //! - `dry_run`: dry runs of large models.
 //! - `bad_steps`, `supervision`: what a run does about NaN, spikes and losses that do
 //!   not improve; what it saves and records.
@@ -47,6 +48,7 @@ mod parallelism;
 mod pipeline;
 mod pipeline_errors;
 mod pipeline_timeline;
+mod preferences;
 mod published;
 mod reference;
 mod refusals;

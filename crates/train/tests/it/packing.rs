@@ -65,7 +65,7 @@ fn micro_batches(trainer: &Trainer, how: &Setup, arrangement: Arrangement) -> Ve
     let micro = |rows: &[[Vec<i64>; 3]]| {
         let all = |which: usize| rows.iter().flat_map(|row| row[which].clone()).collect::<Vec<i64>>();
         let documents = (arrangement == Arrangement::Packed).then(|| all(2));
-        MicroBatch { rows: rows.len(), inputs: all(0), targets: all(1), documents }
+        MicroBatch { rows: rows.len(), inputs: all(0), targets: all(1), documents, preferences: None }
     };
     own.chunks(of_rank / how.micros).map(micro).collect()
 }

@@ -357,12 +357,16 @@ impl Callback for Reporter {
 
     fn on_evaluate(&mut self, state: &TrainerState<'_>, evaluation: &Evaluation) -> CallbackResult {
         if let Some(loss) = evaluation.loss {
-            self.print(&format!(
-                "step {}: eval loss {loss:.4}, perplexity {:.2}, over {}",
-                state.step,
-                loss.exp(),
-                counted(evaluation.targets as usize, "token"),
-            ));
+            // Only a cross-entropy has a perplexity; other losses have metrics.
+            let more = match evaluation.metrics.is_empty() {
+                true => format!("perplexity {:.2}", loss.exp()),
+                false => {
+                    let metrics = evaluation.metrics.iter().map(|(name, value)| format!("{name} {value:.4}"));
+                    metrics.collect::<Vec<_>>().join(", ")
+                }
+            };
+            let tokens = counted(evaluation.targets as usize, "token");
+            self.print(&format!("step {}: eval loss {loss:.4}, {more}, over {tokens}", state.step));
         }
         for (name, set) in &evaluation.sets {
             self.print(&format!("step {}: eval loss of {name} {:.4}", state.step, set.loss));
@@ -378,6 +382,16 @@ impl Callback for Reporter {
                 samples: &evaluation.samples,
             };
             let _ = self.output.line(&record, |_| String::new());
+        }
+        Ok(Control::Continue)
+    }
+
+    fn on_reference_logprobs(&mut self, done: u64, total: u64) -> CallbackResult {
+        // Every tenth, and the end.
+        let tenths = |documents: u64| 10 * documents / total.max(1);
+        if tenths(done) > tenths(done.saturating_sub(1)) || done == total {
+            let documents = counted(total as usize, "document");
+            self.print(&format!("log-probabilities of the initial model: {done} of {documents}"));
         }
         Ok(Control::Continue)
     }

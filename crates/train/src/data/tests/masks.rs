@@ -10,7 +10,7 @@ use crate::config::TrainOn;
 use crate::data::error::DataError;
 use crate::data::record::{Content, Origin};
 use crate::data::sample::{Sample, Sampler, Templates};
-use crate::data::{DocumentStatus, DropReason};
+use crate::data::{DocumentStatus, DropReason, Supervision};
 
 pub(super) fn sampler(around: Around, template: &str) -> Sampler {
     let templates = if template.is_empty() { ChatTemplates::default() } else { templates(template) };
@@ -20,6 +20,7 @@ pub(super) fn sampler(around: Around, template: &str) -> Sampler {
         train_on: TrainOn::Completions,
         max_tokens: usize::MAX,
         vocabulary: 200,
+        supervision: Supervision::Tokens,
     }
 }
 

@@ -71,6 +71,7 @@ fn row(tokens: &[(usize, u32, bool)], size: usize) -> Row {
         targets: (0..size).map(target).collect(),
         starts: (0..length).filter(|&at| tokens[at].0 == 0).collect(),
         length,
+        pair: None,
     }
 }
 

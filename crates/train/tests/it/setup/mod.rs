@@ -271,7 +271,7 @@ impl Trainer {
                 let first = (self.gangs.dp.rank() * of_rank + micro * rows) * time;
                 let part = first..first + rows * time;
                 let (inputs, targets) = (inputs[part.clone()].to_vec(), targets[part].to_vec());
-                MicroBatch { rows, inputs, targets, documents: None }
+                MicroBatch { rows, inputs, targets, ..MicroBatch::default() }
             })
             .collect()
     }

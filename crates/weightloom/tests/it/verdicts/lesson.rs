@@ -57,7 +57,7 @@ impl Lesson<'_> {
             inputs.extend(&tokens[..ROW]);
             targets.extend(tokens[1..].iter().map(|&next| if next == PADDING { IGNORED } else { next }));
         }
-        MicroBatch { rows: self.rows, inputs, targets, documents: None }
+        MicroBatch { rows: self.rows, inputs, targets, ..MicroBatch::default() }
     }
 
     /// Trains and returns the last loss. `save` writes the early adapter.
