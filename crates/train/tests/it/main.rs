@@ -11,7 +11,7 @@
 //! - `engine`, `packing`, `parallelism`, `resume`, `torch_run`: training small models.
 //! - `published`: names and shapes in checkpoints of every family.
 //! - `devices`, `device_faults`: training on GPUs, and what happens when one fails.
-//! - `dry_run`: dry runs of large models.
+//! - `dry_run`: dry runs of large models. `whole_runs`: runs with each optimizer.
 //! - `own_extensions`: optimizers, schedules, sinks and formats of a user.
 //!
 //! Support: `setup` trains small models on thread ranks, `interpreter` executes
@@ -50,3 +50,4 @@ mod schedules;
 mod setup;
 mod specs;
 mod torch_run;
+mod whole_runs;
