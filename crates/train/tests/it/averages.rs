@@ -9,8 +9,9 @@ use weightloom_checkpoint::Source;
 use weightloom_dtensor::DTensor;
 use weightloom_gang::{GangOptions, threads};
 use weightloom_tensor::Tensor;
-use weightloom_train::config::{EmaConfig, OptimizerConfig, OptimizerKind};
+use weightloom_train::config::{EmaConfig, LossConfig, OptimizerConfig, OptimizerKind};
 use weightloom_train::engine::Engine;
+use weightloom_train::loss::Losses;
 use weightloom_train::optimizer::{StepInfo, from_config, initial_states, with_average};
 
 use crate::resume::leg;
@@ -109,6 +110,38 @@ fn however_ranks_share_the_work_losses_are_the_same() {
             let tolerance = if name == "lion" { 2e-3 } else { 2e-4 };
             assert!(most < tolerance, "{name}, {how:?}: {most:.1e} apart at step {}", step + 1);
         }
+    }
+}
+
+/// Pipelines, tensor-parallel heads and shards compute the same regularized loss.
+#[test]
+fn a_regularized_loss_is_the_same_however_ranks_share_the_work() {
+    let loss = LossConfig { label_smoothing: 0.1, z_loss: 1e-2, ..LossConfig::default() };
+    let losses = |how: &Setup, loss: &LossConfig| {
+        let found = threads::run(how.ranks, GangOptions::default(), |root| {
+            let recipe = Recipe::of(models::llama());
+            let mut trainer = Trainer::new(root, &recipe, how, Weights::New);
+            trainer.engine.set_loss(Losses::standard().build(loss).unwrap());
+            (1..=4).map(|number| trainer.step(number)).collect::<Vec<_>>()
+        });
+        found.unwrap().remove(0)
+    };
+    let expected = losses(&Setup::single(), &loss);
+    let plain = losses(&Setup::single(), &LossConfig::default());
+    // Logits are small at first, so the penalty is that of the vocabulary's logarithm.
+    let penalty = 1e-2 * (models::VOCABULARY as f64).ln().powi(2);
+    let more = expected[0].loss - plain[0].loss;
+    assert!((0.8 * penalty..1.3 * penalty).contains(&more), "{more} {penalty}");
+    for how in [
+        Setup::single().micro_batches(3),
+        Setup::ranks(2).tp(2),
+        Setup::ranks(3).tp(3),
+        Setup::ranks(4).tp(2).fsdp(2).sequence_parallel().reshard_after_forward(),
+        Setup::ranks(2).pp(2).micro_batches(2),
+    ] {
+        let (most, step) = apart(&losses(&how, &loss), &expected);
+        println!("regularized: {most:.1e} at step {} with {how:?}", step + 1);
+        assert!(most < 1e-4, "{how:?}: {most:.1e} apart at step {}", step + 1);
     }
 }
 

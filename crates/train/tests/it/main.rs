@@ -16,6 +16,7 @@
 //! - `bad_steps`, `supervision`: what a run does about NaN, spikes and losses that do
 //!   not improve; what it saves and records.
 //! - `refusals`: configs that runs and dry runs refuse.
+//! - `dry_run`: dry runs of large models. `whole_runs`: runs with each optimizer.
 //! - `own_extensions`: optimizers, schedules, sinks and formats of a user.
 //!
 //! Support: `setup` trains small models on thread ranks, `interpreter` executes
@@ -58,3 +59,4 @@ mod setup;
 mod specs;
 mod supervision;
 mod torch_run;
+mod whole_runs;

@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use weightloom_dtensor::{DTensor, DistContext};
+use weightloom_dtensor::{DTensor, DistContext, DistOptions};
 use weightloom_gang::{GangOptions, threads};
 use weightloom_layout::{Layout, Mesh, Placement};
 use weightloom_tensor::Tensor;
 use weightloom_train::config::{OptimizerConfig, OptimizerKind};
 use weightloom_train::optimizer::{EvaluatedWeights, Optimizer, StepInfo, from_config, initial_states};
+
+use crate::device::{device, from_slice};
 
 #[derive(Deserialize)]
 struct Record {
@@ -47,7 +49,7 @@ impl Case {
 
     fn steps(&self) -> impl Iterator<Item = (StepInfo, Tensor)> {
         (1..).zip(self.rates.iter().zip(&self.gradients)).map(|(number, (rate, gradient))| {
-            let gradient = Tensor::from_slice(gradient, &self.shape).unwrap();
+            let gradient = from_slice(gradient, &self.shape).unwrap();
             let step = StepInfo {
                 number,
                 learning_rate: *rate,
@@ -91,7 +93,7 @@ fn apart(found: &Tensor, expected: &[f64]) -> f64 {
 fn twelve_steps_are_those_of_the_packages() {
     for case in record().cases {
         let optimizer = case.optimizer();
-        let mut weight = Tensor::from_slice(&case.start, &case.shape).unwrap();
+        let mut weight = from_slice(&case.start, &case.shape).unwrap();
         let mut states = initial_states(&*optimizer, &weight).unwrap();
         for (step, gradient) in case.steps() {
             optimizer.step(&step, &mut weight, &gradient, &mut states).unwrap();
@@ -121,11 +123,12 @@ fn shards_are_updated_as_the_whole_parameter_is() {
         let (ndim, mut most) = (case.shape.len(), 0.0_f64);
         for dims in [[0, 0], [ndim - 1, 0], [0, ndim - 1]] {
             let found = threads::run(4, GangOptions::default(), |gang| {
-                let dist = DistContext::new(gang);
+                let options = DistOptions { device: device(), ..DistOptions::default() };
+                let dist = DistContext::with_options(gang, options);
                 let mesh = Mesh::new(&[("sdp", 2), ("tp", 2)]).unwrap();
                 let layout = Layout::new(mesh, &dims.map(Placement::Shard)).unwrap();
                 let share = |whole: &Tensor, layout| DTensor::distribute(&dist, whole, layout).unwrap();
-                let whole = Tensor::from_slice(&case.start, &case.shape).unwrap();
+                let whole = from_slice(&case.start, &case.shape).unwrap();
                 let mut weight = share(&whole, layout);
                 // States have the layouts that an engine gives them.
                 let specs = optimizer.states_of("", &whole.shape().clone());

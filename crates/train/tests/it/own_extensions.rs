@@ -259,7 +259,7 @@ fn read(overrides: &[&str]) -> Result<Config, ConfigErrors> {
     ConfigReader { overrides: &overrides, ..ConfigReader::new(&extensions, &|_| None) }.read(RUN, "run.yaml")
 }
 
-fn hub() -> Hub {
+pub fn hub() -> Hub {
     let mut families = Families::new();
     weightloom_models::register(&mut families).unwrap();
     let fetch = FetchSettings::in_folders("none", "none");
@@ -517,15 +517,20 @@ fn names_are_registered_once_and_can_be_written_in_a_config() {
 }
 
 /// One token for each character of ASCII.
-fn tokenizer() -> Tokenizer {
+/// A tokenizer of printable characters.
+pub fn tokenizer_file() -> Value {
     let pieces = ["<s>".to_owned()].into_iter().chain((' '..='~').map(String::from));
     let vocabulary: Map<String, Value> = pieces.zip(0..).map(|(piece, id)| (piece, json!(id))).collect();
-    let file = json!({
+    json!({
         "version": "1.0",
         "added_tokens": [{"id": 0, "content": "<s>", "single_word": false, "lstrip": false,
             "rstrip": false, "normalized": false, "special": true}],
         "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
-    });
+    })
+}
+
+fn tokenizer() -> Tokenizer {
+    let file = tokenizer_file();
     let read = |name: &str| -> Result<Option<Vec<u8>>, TextError> {
         Ok((name == "tokenizer.json").then(|| file.to_string().into_bytes()))
     };
