@@ -236,7 +236,7 @@ def trained(output_dir: str, summary: dict[str, Any], results: Sequence[dict[str
         warnings=summary.get("warnings", ()),
         checkpoint=None if checkpoint is None else Path(checkpoint),
         step=summary["step"],
-        finished=summary["end"] == "finished",
+        finished=summary["end"] in ("finished", "stopped early"),
     )
 
 
@@ -246,6 +246,7 @@ def _evaluation(result: dict[str, Any]) -> dict[str, Any]:
         return result
     loss = result["eval_loss"]
     scalars = {} if loss is None else {"eval/loss": loss, "eval/perplexity": math.exp(loss)}
+    scalars |= {f"eval/{name}/loss": one["loss"] for name, one in result.get("sets", {}).items()}
     texts = {f"sample/{number}": "".join(sample) for number, sample in enumerate(result["samples"])}
     return {"step": result["step"], "scalars": scalars, "texts": texts}
 

@@ -213,9 +213,9 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         survey::survey(config, &mut built.loader, &gang, &mut callbacks)?;
     let Built { engine, mut loader, dims, spec, tokenizer, assets, card, weights_mismatch, mut notices } =
         built;
-    let definition = engine.stages().first().map(|stage| stage.model.definition());
+    let stage = engine.stages().first();
     let config_warnings = config.warnings(RunFacts {
-        context_length: definition.and_then(|definition| definition.context_length()),
+        context_length: stage.and_then(|stage| stage.model.definition().context_length()),
         steps: Some(total),
         rows: summary.as_ref().and_then(|summary| summary.rows),
     });

@@ -226,6 +226,7 @@ fn as_predicted(device: Device) {
         let off = of_passes as f64 / said as f64;
         assert!((0.995..1.02).contains(&off), "kept {of_passes}, not {said} ({off:.3}); {about}");
         let off = most as f64 / memory.peak as f64;
+        println!("{device}, {precision}, recompute {recompute}, {micro} rows, adapter {lora:?}: {off:.4}");
         assert!((0.99..1.08).contains(&off), "at most {most}, not {} ({off:.3}); {about}", memory.peak);
     }
 }

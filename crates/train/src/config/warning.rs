@@ -51,7 +51,7 @@ impl fmt::Display for ConfigWarning {
             Self::Positions { max_seq_len, trained } => {
                 write!(f, "is {max_seq_len}, but the model was trained for {trained} positions")
             }
-            Self::LearningRate { lr } => write!(f, "is {lr}, which ruins the weights in a few steps"),
+            Self::LearningRate { lr } => write!(f, "is {lr:?}, which ruins the weights in a few steps"),
             Self::Warmup { warmup_steps, steps } => {
                 write!(f, "is {warmup_steps} of {steps} steps, so the learning rate never reaches its peak")
             }
@@ -170,7 +170,7 @@ train: {max_steps: 10, schedule: {warmup_steps: 2}}";
             ),
             (
                 "train.optimizer.lr=1",
-                "`train.optimizer.lr` is 1, which ruins the weights in a few steps; set it to 1e-3 or less",
+                "`train.optimizer.lr` is 1.0, which ruins the weights in a few steps; set it to 1e-3 or less",
             ),
             (
                 "train.schedule.warmup_steps=10",

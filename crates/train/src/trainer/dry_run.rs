@@ -41,6 +41,9 @@ pub fn dry_run(request: DryRunRequest<'_>) -> Result<DryRun, TrainError> {
     let config = &resolved.config;
     let spec = extensions.specs.find(hub, &config.model.name)?;
     check_config(config, extensions)?;
+    for sink in &config.train.logging.report_to {
+        extensions.sinks.check(sink)?;
+    }
     check_arch(config, hub, &*spec)?;
     let weights = local_weights(config, hub, &*spec)?;
     let weights_config = match (&config.model.weights_path, &weights) {
@@ -76,6 +79,7 @@ pub fn dry_run(request: DryRunRequest<'_>) -> Result<DryRun, TrainError> {
             let counted = loader.summary(&mut |_| {});
             let counted = counted.and_then(|summary| {
                 summary.check_dropped(config.data.max_dropped)?;
+                loader.evaluation_sets()?;
                 Ok(summary)
             });
             counted.map(Some)

@@ -108,6 +108,16 @@ fn conversations_without_a_chat_template_name_the_tokenizer() {
 }
 
 #[test]
+fn a_dry_run_reads_the_evaluation_sets() {
+    let place = Place::new();
+    let report = place.dry_run(&["data.eval_sets={there: {paths: [\"{}/texts\"]}}"]).unwrap();
+    assert!(format!("{:?}", report.data).starts_with("Order"), "{:?}", report.data);
+    let report = place.dry_run(&["data.eval_sets={gone: {paths: [\"{}/nowhere\"]}}"]).unwrap();
+    let shown = format!("{:?}", report.data);
+    assert!(shown.starts_with("Failed") && shown.contains("nowhere"), "{shown}");
+}
+
+#[test]
 fn no_ranks_are_named_as_such() {
     let place = Place::new();
     let config = place.config(&[]);

@@ -23,7 +23,7 @@ pub(super) fn render(run: &DryRun) -> String {
         pipeline(run),
         foot(run),
     ];
-    sections.join("\n")
+    sections.into_iter().filter(|section| !section.is_empty()).collect::<Vec<_>>().join("\n")
 }
 
 /// Warns on stderr if the run does not fit, where results are printed as JSON: the text
@@ -156,37 +156,31 @@ fn folded<R: PartialEq>(run: &DryRun, row: impl Fn(&RankReport) -> R) -> Vec<(St
 }
 
 fn memory(run: &DryRun) -> String {
-    let heads = [
-        "pp",
-        "parameters",
-        "gradients",
-        "optimizer",
-        "activations",
-        "kept weights",
-        "in flight",
-        "temporary",
-        "peak",
-    ];
-    let mut rows = table(&heads, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    // Without a pipeline, one micro-batch is in flight.
+    let has_pipeline = run.mesh.pp > 1;
+    let heads =
+        ["pp", "parameters", "gradients", "optimizer", "activations", "kept weights", "temporary", "peak"];
+    let in_flight = has_pipeline.then_some("in flight");
+    let heads: Vec<&str> = heads.into_iter().chain(in_flight).collect();
+    let mut rows = table(&heads, &[1, 2, 3, 4, 5, 6, 7, 8][..heads.len() - 1]);
     let of_rank = |rank: &RankReport| {
         let memory = &rank.memory;
-        [
-            bytes(memory.parameters),
-            bytes(memory.gradients),
-            bytes(memory.optimizer),
-            bytes(memory.activations),
-            bytes(memory.kept_weights),
-            memory.in_flight.to_string(),
-            bytes(memory.working),
-            bytes(memory.peak),
-        ]
+        let sizes = [
+            memory.parameters,
+            memory.gradients,
+            memory.optimizer,
+            memory.activations,
+            memory.kept_weights,
+            memory.working,
+            memory.peak,
+        ];
+        let in_flight = has_pipeline.then(|| memory.in_flight.to_string());
+        sizes.into_iter().map(bytes).chain(in_flight).collect::<Vec<String>>()
     };
     for (places, row) in folded(run, of_rank) {
         rows.add_row([places].into_iter().chain(row));
     }
-    format!(
-        "\nMemory of the rank that holds most, at its peak; in flight: micro-batches between their passes\n{rows}"
-    )
+    format!("\nMemory of the rank that holds most, at its peak\n{rows}")
 }
 
 fn stages(run: &DryRun) -> String {

@@ -168,6 +168,7 @@ pub(super) fn run(args: &TrainArgs, registry: &Registry, output: Output) -> Resu
         return output.show(&config, |config| dump(config).trim_end().to_owned());
     }
     if args.dry_run {
+        SwayEvaluator::new(&config, &args.backend(), registry, output)?;
         let report = weightloom::train::dry_run(DryRunRequest {
             config: &config,
             hub: &args.hub.hub(registry)?,

@@ -139,9 +139,11 @@ fn a_dry_run_shows_the_account() {
     let report = place.json(&dry);
     check_sums(&report["data"]["order"]["summary"]);
     assert_eq!(report["trainable_parameters"], report["parameters"]);
+    place.train(&["train.checkpoint.output_dir=base", "train.max_steps=1"]);
     let trained = |targets: &str| {
         let lora = format!("model.lora={{target_modules: {targets}}}");
-        place.json(&[&dry[..], &[lora.as_str()]].concat())["trainable_parameters"].as_u64().unwrap()
+        let more = [lora.as_str(), "model.weights_path=base"];
+        place.json(&[&dry[..], &more].concat())["trainable_parameters"].as_u64().unwrap()
     };
     let named = trained("[q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]");
     assert!(named > 0);

@@ -7,6 +7,7 @@ mod bad_days;
 mod changes;
 mod chats;
 mod files;
+mod guards;
 #[cfg(unix)]
 pub mod interruptions;
 mod kinds;
