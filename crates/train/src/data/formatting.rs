@@ -35,7 +35,7 @@ pub(super) fn record(
             TrainOn::All => "all".to_owned(),
         },
         max_seq_len: config.max_seq_len,
-        packing: config.packing,
+        packing: config.packing.is_packed(),
         files,
         eval_files: eval.map(Documents::data_files).transpose()?.unwrap_or_default(),
     })

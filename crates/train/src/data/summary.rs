@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::count::{Count, Measure, Progress};
+use super::efficiency::PackingEfficiency;
 use super::error::DataError;
 use super::loader::Loader;
 use super::sample::Sample;
@@ -27,6 +28,8 @@ pub struct DataSummary {
     pub files: usize,
     /// Files in folders that are not read, by type.
     pub skipped_files: BTreeMap<String, usize>,
+    /// Files of dataset folders that belong to other splits, by split.
+    pub other_splits: BTreeMap<String, usize>,
     /// Documents in all files.
     pub documents: u64,
     /// Documents counted: all, or the first that the run reads.
@@ -47,6 +50,8 @@ pub struct DataSummary {
     pub cut_tokens: u64,
     /// Rows of an epoch, if all documents are counted.
     pub rows: Option<u64>,
+    /// How well documents fill these rows.
+    pub packing: Option<PackingEfficiency>,
     /// Lengths of documents before truncation.
     pub lengths: LengthHistogram,
 }
@@ -226,7 +231,15 @@ impl Loader {
                 *first = document.min(*first);
             }
         }
-        let count = Count::new(&measures, stream.layout, stream.size);
+        let planned = if size == all { stream.planned_rows(&measures) } else { None };
+        let efficiency = planned.as_ref().map(|rows| rows.efficiency);
+        let is_planned = planned.is_some();
+        let by_epochs = planned.map_or_else(Vec::new, |rows| rows.by_epochs);
+        let numbered = measures.iter().enumerate().map(|(place, &measure)| {
+            (if size == all { place } else { stream.order.at(0, place as u64) as usize }, measure)
+        });
+        let measures = stream.whole_documents(numbered);
+        let count = Count::new(&measures, by_epochs);
         let data = stream.documents.size();
         let dropped = reasons(count.dropped, |reason| {
             let first = firsts.get(&reason).map(|&document| stream.documents.origin(document).to_string());
@@ -239,7 +252,8 @@ impl Loader {
         let summary = DataSummary {
             files: data.files,
             skipped_files: data.skipped_files,
-            documents: all as u64,
+            other_splits: data.other_splits,
+            documents: data.documents as u64,
             read: count.documents,
             used: count.documents - count.dropped.total(),
             truncated: count.truncated,
@@ -248,10 +262,11 @@ impl Loader {
             tokens: count.tokens,
             trained_tokens: count.targets,
             cut_tokens: count.cut_tokens,
-            rows: (size == all).then_some(count.rows),
+            rows: is_planned.then_some(count.rows),
+            packing: efficiency,
             lengths: LengthHistogram::new(&measures, stream.size as u64 + 1),
         };
-        Ok((summary, (size == all).then_some(count)))
+        Ok((summary, is_planned.then_some(count)))
     }
 
     /// The account of all documents, by one rank alone.
@@ -300,8 +315,8 @@ impl DocumentsRead {
     /// The account at a position in the data.
     pub fn at(position: &Position) -> Self {
         Self {
-            read: position.documents,
-            used: position.documents.saturating_sub(position.dropped.total()),
+            read: position.documents.saturating_sub(position.parts),
+            used: position.documents.saturating_sub(position.parts).saturating_sub(position.dropped.total()),
             truncated: position.truncated,
             dropped: reasons(position.dropped, |_| (None, BTreeMap::new())),
             epochs: position.epoch,

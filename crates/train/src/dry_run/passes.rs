@@ -123,7 +123,8 @@ impl StagePasses<'_> {
         let dropout = self.context.config.model.lora.as_ref().map_or(0.0, |lora| lora.dropout);
         let dropout = (dropout > 0.0).then_some(weightloom_nn::Dropout { probability: dropout, seed: 0 });
         // Most packed rows have several documents.
-        let packed = self.context.config.data.r#type == DataType::Files && self.context.config.data.packing;
+        let data = &self.context.config.data;
+        let packed = data.r#type == DataType::Files && data.packing.is_packed();
         let args = ForwardArgs {
             adapters: change.into(),
             documents: packed.then(|| self.tokens(rows)).transpose()?,
