@@ -24,7 +24,7 @@ use super::table::fields;
 use super::unpacked::plain_file;
 use crate::config::BadLines;
 
-/// The format of documents that are no records.
+/// The format of documents that are not records.
 const TEXT_FILE: &str = "text file";
 
 /// The size of the data.
@@ -168,7 +168,7 @@ impl Documents {
         Ok(None)
     }
 
-    /// Whether a run goes on after an error about a record.
+    /// Whether a run continues after an error about a record.
     pub(super) fn skips(&self, error: &DataError) -> bool {
         self.bad_lines == BadLines::Drop && error.is_bad_record()
     }

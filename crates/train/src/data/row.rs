@@ -82,7 +82,7 @@ impl RowBuilder {
     /// Appends a part of a document.
     pub(super) fn push(&mut self, sample: &Sample, from: usize, take: usize) {
         let at = self.tokens.len();
-        // In the middle of a row, the rest of a document is one of its own.
+        // In the middle of a row, the rest of a document is a separate one.
         if (from == 0 || at > 0) && at < self.size {
             self.starts.push(at);
         }
