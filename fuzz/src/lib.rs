@@ -45,6 +45,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("mlx_config", |input| drop(probe::mlx_config(input))),
     ("model_config", models_probe::model_config),
     ("npy_header", |input| drop(probe::npy_header(input))),
+    ("parquet", weightloom_train::data::check_parquet),
     ("peft_config", |input| drop(probe::peft_config(input))),
     ("pickle", |input| drop(probe::pickle(input))),
     ("report", judging::report),

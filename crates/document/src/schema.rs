@@ -46,6 +46,8 @@ pub enum Kind {
     Choice(Vec<Choice>),
     /// A string, or a list with items of this type.
     StringOrList(Box<Kind>),
+    /// True, false, or one of several names.
+    BoolOrChoice(Vec<Choice>),
     String,
     Bool,
     /// An integer within inclusive bounds.
@@ -122,6 +124,10 @@ impl Kind {
                 format!("one of {}", names.join(", "))
             }
             Self::StringOrList(items) => format!("a string or a list of {}", items.plural()),
+            Self::BoolOrChoice(choices) => {
+                let names: Vec<String> = choices.iter().map(|choice| format!("`{}`", choice.name)).collect();
+                format!("true, false or {}", names.join(", "))
+            }
             Self::String => "a string".to_owned(),
             Self::Bool => "true or false".to_owned(),
             Self::Integer { .. } => "an integer".to_owned(),
@@ -134,7 +140,7 @@ impl Kind {
         match self {
             Self::Section(_) | Self::Map(_) => "maps".to_owned(),
             Self::List(items, _) => format!("lists of {}", items.plural()),
-            Self::Choice(_) => "names".to_owned(),
+            Self::Choice(_) | Self::BoolOrChoice(_) => "names".to_owned(),
             Self::StringOrList(items) => format!("strings or lists of {}", items.plural()),
             Self::String => "strings".to_owned(),
             Self::Bool => "booleans".to_owned(),
@@ -187,6 +193,9 @@ impl<'a> Reader<'a> {
                 [one, other] => match (self.kind(one)?, self.kind(other)?) {
                     ((Kind::String, Nullable::No), (Kind::List(items, None), Nullable::No)) => {
                         Ok((Kind::StringOrList(items), Nullable::No))
+                    }
+                    ((Kind::Bool, Nullable::No), (Kind::Choice(choices), Nullable::No)) => {
+                        Ok((Kind::BoolOrChoice(choices), Nullable::No))
                     }
                     _ => Err(unsupported()),
                 },

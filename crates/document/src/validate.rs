@@ -139,7 +139,12 @@ impl<'a, R> Validator<'a, R> {
                 values.into_iter().collect::<Option<Vec<Value>>>().map(Value::Array)
             }
             (Kind::String, Content::String { text, .. }) => Some(Value::String(text.clone())),
-            (Kind::Bool, Content::Bool(value)) => Some(Value::Bool(*value)),
+            (Kind::Bool | Kind::BoolOrChoice(_), Content::Bool(value)) => Some(Value::Bool(*value)),
+            (Kind::BoolOrChoice(choices), Content::String { text, .. })
+                if choices.iter().any(|choice| choice.name == *text) =>
+            {
+                Some(Value::String(text.clone()))
+            }
             (Kind::Integer { min, max }, content @ (Content::Integer(_) | Content::Float(_))) => {
                 let Some(integer) = integer(content) else {
                     return self.wrong_type(kind.expected(), None, node, path);
@@ -265,12 +270,12 @@ fn remedy(kind: &Kind, node: &Node) -> Option<Remedy> {
         Kind::String | Kind::StringOrList(_) if !is_string => {
             Some(Remedy::Quote { text: format!("\"{written}\"") })
         }
-        Kind::Bool if is_string => match written.to_lowercase().as_str() {
+        Kind::Bool | Kind::BoolOrChoice(_) if is_string => match written.to_lowercase().as_str() {
             "yes" | "y" | "on" | "true" => Some(Remedy::Write { text: "true".to_owned() }),
             "no" | "n" | "off" | "false" => Some(Remedy::Write { text: "false".to_owned() }),
             _ => None,
         },
-        Kind::Bool => match written.as_str() {
+        Kind::Bool | Kind::BoolOrChoice(_) => match written.as_str() {
             "1" => Some(Remedy::Write { text: "true".to_owned() }),
             "0" => Some(Remedy::Write { text: "false".to_owned() }),
             _ => None,
@@ -303,11 +308,13 @@ fn coerce(kind: &Kind, content: &Content) -> Option<Content> {
         (Kind::Integer { .. } | Kind::Number, Content::Bool(value)) => {
             Some(Content::Integer((*value).into()))
         }
-        (Kind::Bool, Content::String { text, .. }) => match text.to_lowercase().as_str() {
-            "true" | "t" | "yes" | "y" | "on" | "1" => Some(Content::Bool(true)),
-            "false" | "f" | "no" | "n" | "off" | "0" => Some(Content::Bool(false)),
-            _ => None,
-        },
+        (Kind::Bool | Kind::BoolOrChoice(_), Content::String { text, .. }) => {
+            match text.to_lowercase().as_str() {
+                "true" | "t" | "yes" | "y" | "on" | "1" => Some(Content::Bool(true)),
+                "false" | "f" | "no" | "n" | "off" | "0" => Some(Content::Bool(false)),
+                _ => None,
+            }
+        }
         (Kind::Bool, Content::Integer(0)) => Some(Content::Bool(false)),
         (Kind::Bool, Content::Integer(1)) => Some(Content::Bool(true)),
         (Kind::Bool, Content::Float(value)) if *value == 0.0 || *value == 1.0 => {
@@ -340,7 +347,7 @@ fn placeholder(kind: &Kind) -> Value {
         Kind::List(_, _) => Value::Array(Vec::new()),
         Kind::Choice(choices) => choices.first().map(|choice| choice.name.clone()).into(),
         Kind::String | Kind::StringOrList(_) => "?".into(),
-        Kind::Bool => false.into(),
+        Kind::Bool | Kind::BoolOrChoice(_) => false.into(),
         Kind::Integer { .. } | Kind::Number => 1.into(),
         Kind::Any => Value::Null,
     }

@@ -11,7 +11,7 @@
 //! let yaml = "model: {name: llama}\ndata: {paths: [chats.jsonl], packing: false}";
 //! let config = read(yaml, "run.yaml", &["train.optimizer.lr=1e-4".to_owned()], &|_| None)?;
 //! assert_eq!(config.train.optimizer.lr, 1e-4);
-//! assert!(!config.data.packing);
+//! assert!(!config.data.packing.is_packed());
 //!
 //! let errors = read("model: {name: llama}\ndata: {pths: [x]}", "run.yaml", &[], &|_| None);
 //! assert!(errors.unwrap_err().to_string().contains("data.pths"));
@@ -46,7 +46,9 @@ pub use rule::{ConfigErrors, ConfigFault, Problem, Remedy, Rule};
 pub use weightloom_document::Origin;
 pub use weightloom_document::variables::Lookup;
 
-pub use data::{BadLines, DataConfig, DataFormat, DataType, EvalSet, RowLayout, TrainOn};
+pub use data::{
+    BadLines, DataConfig, DataFormat, DataType, EvalSet, MixtureConfig, Packing, RowLayout, TrainOn,
+};
 pub use guard::{BadStepAction, EarlyStopping, SpikeConfig};
 pub use model::{LoadStrictness, LoraConfig, ModelConfig};
 pub(crate) use model::{is_named, is_target};

@@ -11,6 +11,7 @@
 //!
 //! [`Loader`] does all of this; [`Prefetched`] prepares batches on a thread.
 
+mod block;
 mod chat;
 mod compression;
 mod conversation;
@@ -18,17 +19,21 @@ mod count;
 mod digest;
 mod documents;
 mod dummy;
+mod efficiency;
 mod error;
 mod evaluation;
 mod example;
 mod format;
 mod formatting;
+mod hf_dataset;
 mod json_array;
 mod lines;
 mod loader;
+mod mixture;
 mod order;
 mod origins;
 mod parquet;
+mod parts;
 mod paths;
 mod pieces;
 mod prefetch;
@@ -48,6 +53,7 @@ mod unpacked;
 
 pub use count::{Count, Measure, Progress};
 pub use documents::{DataSize, PromptStyle};
+pub use efficiency::PackingEfficiency;
 pub use error::{DataError, FileChange};
 pub use example::{Example, Passage};
 pub use format::{DataFormats, RecordFormat};

@@ -165,7 +165,7 @@ impl Rules {
             (0.0..=1.0).contains(&share)
         });
         match &data.dataset {
-            None if data.r#type == DataType::Files && data.paths.is_empty() => {
+            None if data.r#type == DataType::Files && data.paths.is_empty() && data.mixture.is_empty() => {
                 let advice = "list files or folders, or set `data.type` to `dummy`";
                 self.report(&["data.paths", "data.type"], Rule::Empty { advice });
             }
@@ -176,6 +176,27 @@ impl Rules {
                 }
             }
             None => {}
+        }
+        for (at, set) in data.mixture.iter().enumerate() {
+            let path = format!("data.mixture.{at}");
+            let wanted = "a positive number";
+            self.number(&format!("{path}.weight"), set.weight, wanted, |weight| {
+                weight.is_finite() && weight > 0.0
+            });
+            if let Some(epochs) = set.epochs {
+                self.at_least(&format!("{path}.epochs"), epochs, 1);
+            }
+            if set.paths.is_empty() {
+                self.report(&[&format!("{path}.paths")], Rule::Empty { advice: "name files or folders" });
+            }
+            self.none_empty(&format!("{path}.paths"), &set.paths, "name a file or a folder");
+        }
+        for (other, is_set) in
+            [("data.paths", !data.paths.is_empty()), ("data.dataset", data.dataset.is_some())]
+        {
+            if is_set && !data.mixture.is_empty() {
+                self.report(&["data.mixture", other], Rule::Excludes { other });
+            }
         }
         self.none_empty("data.paths", &data.paths, "name a file or a folder");
         self.none_empty("data.eval_paths", &data.eval_paths, "name a file or a folder");

@@ -1,9 +1,11 @@
 //! The `data` section: training data.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Training data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -18,6 +20,12 @@ pub struct DataConfig {
     /// named `.json` file is an array of the same objects as in JSONL.
     #[serde(default)]
     pub paths: Vec<String>,
+    /// Several sets of files, instead of `paths`. Each has `paths`, a `weight`,
+    /// which is its share of the text, and perhaps `epochs`, after which the others
+    /// share its weight. A set without `epochs` is repeated without end, and the
+    /// run needs `train.max_steps`.
+    #[serde(default)]
+    pub mixture: Vec<MixtureConfig>,
     /// Card of a dataset, instead of `paths`. `eval_paths`, `format`,
     /// `separator` and `chat_template` are the card's unless they are set here.
     #[serde(default)]
@@ -39,10 +47,11 @@ pub struct DataConfig {
     #[serde(default = "max_seq_len")]
     pub max_seq_len: usize,
     /// Pack documents into rows of `max_seq_len` tokens. Tokens attend only to
-    /// their own document, and positions restart with each. If false, each
-    /// document starts a new row, which is padded at the end.
-    #[serde(default = "yes")]
-    pub packing: bool,
+    /// their own document, and positions restart with each. If true, a row that is
+    /// full cuts a document; `best_fit` cuts none that fits into a row. If false,
+    /// each document starts a new row, which is padded at the end.
+    #[serde(default)]
+    pub packing: Packing,
     /// Greatest share of documents that may be dropped because nothing in them
     /// can be trained on. More is an error that lists the reasons.
     #[serde(default = "max_dropped")]
@@ -57,6 +66,10 @@ pub struct DataConfig {
     /// Shuffle the documents, with a new order in each epoch.
     #[serde(default = "yes")]
     pub shuffle: bool,
+    /// Also shuffle the rows of long text files, with `shuffle` and `packing`. If
+    /// false, the rows of a document follow each other.
+    #[serde(default = "yes")]
+    pub shuffle_windows: bool,
     /// Seed of the shuffle. Defaults to `train.seed`.
     #[serde(default)]
     pub seed: Option<u64>,
@@ -84,7 +97,84 @@ fn yes() -> bool {
 impl DataConfig {
     /// How documents are laid out in rows.
     pub fn row_layout(&self) -> RowLayout {
-        if self.packing { RowLayout::Packed } else { RowLayout::Padded }
+        match self.packing {
+            Packing::Packed => RowLayout::Packed,
+            Packing::BestFit => RowLayout::BestFit,
+            Packing::Padded => RowLayout::Padded,
+        }
+    }
+}
+
+/// A set of a mixture.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MixtureConfig {
+    /// Files, folders and glob patterns, as in `data.paths`.
+    pub paths: Vec<String>,
+    /// Share of the text, relative to the weights of the other sets.
+    pub weight: f64,
+    /// Passes over the set; then the others share its weight. By default it is
+    /// repeated without end, and the run needs `train.max_steps`.
+    #[serde(default)]
+    pub epochs: Option<u64>,
+}
+
+/// How documents share rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Packing {
+    /// `true`: documents follow each other and are cut where a row is full.
+    #[default]
+    Packed,
+    /// `best_fit`: no document that fits into a row is cut.
+    BestFit,
+    /// `false`: each document starts a row.
+    Padded,
+}
+
+impl Packing {
+    const BEST_FIT: &str = "best_fit";
+
+    /// Whether rows may have several documents.
+    pub fn is_packed(self) -> bool {
+        self != Self::Padded
+    }
+}
+
+impl Serialize for Packing {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Packed => to.serialize_bool(true),
+            Self::Padded => to.serialize_bool(false),
+            Self::BestFit => to.serialize_str(Self::BEST_FIT),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Packing {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        match serde_json::Value::deserialize(from)? {
+            serde_json::Value::Bool(true) => Ok(Self::Packed),
+            serde_json::Value::Bool(false) => Ok(Self::Padded),
+            serde_json::Value::String(name) if name == Self::BEST_FIT => Ok(Self::BestFit),
+            _ => Err(D::Error::custom("`packing` is true, false or best_fit")),
+        }
+    }
+}
+
+impl JsonSchema for Packing {
+    fn schema_name() -> Cow<'static, str> {
+        "Packing".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let best_fit = "The longest documents first, each into the row with the least room that is \
+                        enough, among the documents of about two million tokens.";
+        schemars::json_schema!({
+            "anyOf": [
+                {"type": "boolean"},
+                {"oneOf": [{"type": "string", "const": Self::BEST_FIT, "description": best_fit}]},
+            ],
+        })
     }
 
     /// Whether there is evaluation data.
@@ -189,6 +279,8 @@ pub enum RowLayout {
     /// Documents follow each other and are split where a row is full.
     #[default]
     Packed,
+    /// Documents share rows, and those that fit into a row are not split.
+    BestFit,
     /// Each document starts a row, which is padded at the end.
     Padded,
     /// Each document is a row of two sequences, whatever `data.packing` is.

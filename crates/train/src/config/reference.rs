@@ -147,7 +147,7 @@ fn shown(value: &Value) -> String {
 fn meaning(key: &Key) -> String {
     let mut text = key.description.clone();
     let choices = match &key.kind {
-        Kind::Choice(choices) => choices.as_slice(),
+        Kind::Choice(choices) | Kind::BoolOrChoice(choices) => choices.as_slice(),
         Kind::List(items, _) => match &**items {
             Kind::Choice(choices) => choices.as_slice(),
             _ => &[],

@@ -226,7 +226,7 @@ pub(super) fn tools(record: &mut Record<'_>) -> Result<Option<Vec<OrderedJson>>,
         Some(OrderedJson::Text(text)) if text.trim().is_empty() => Ok(None),
         Some(OrderedJson::Text(text)) => match serde_json::from_str(&text) {
             Ok(OrderedJson::List(tools)) => Ok(Some(tools)),
-            _ => Err(record.wrong("tools".to_owned(), "a list of tools", "a string that is no JSON list")),
+            _ => Err(record.wrong("tools".to_owned(), "a list of tools", "a string without a JSON list")),
         },
         Some(other) => Err(record.wrong("tools".to_owned(), "a list of tools", kind(&other))),
     }

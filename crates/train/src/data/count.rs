@@ -4,10 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::sample::Sample;
 use super::status::{DocumentStatus, DropCounts};
-use crate::config::RowLayout;
 
 /// Counts over all documents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Count {
     /// Documents, including dropped ones.
     pub documents: u64,
@@ -23,8 +22,8 @@ pub struct Count {
     pub truncated: u64,
     /// Tokens cut off from truncated documents.
     pub cut_tokens: u64,
-    layout: RowLayout,
-    size: u64,
+    /// Rows of the first epoch, of the first two, and so on.
+    by_epochs: Vec<u64>,
 }
 
 /// The size of one document.
@@ -63,9 +62,8 @@ impl Measure {
 }
 
 impl Count {
-    /// Sums over documents, for rows of this layout and size.
-    pub(super) fn new(measures: &[Measure], layout: RowLayout, size: usize) -> Self {
-        let size = size as u64;
+    /// Sums over documents, with the rows of epochs.
+    pub(super) fn new(measures: &[Measure], by_epochs: Vec<u64>) -> Self {
         let mut dropped = DropCounts::default();
         let (mut truncated, mut cut_tokens) = (0, 0);
         for measure in measures {
@@ -79,38 +77,36 @@ impl Count {
             }
         }
         let tokens = measures.iter().map(|measure| u64::from(measure.tokens)).sum();
-        let mut count = Self {
+        Self {
             documents: measures.len() as u64,
-            rows: measures.iter().map(|measure| rows_of(measure.tokens.into(), size)).sum(),
+            rows: by_epochs.first().copied().unwrap_or(0),
             tokens,
             targets: measures.iter().map(|measure| u64::from(measure.targets)).sum(),
             dropped,
             truncated,
             cut_tokens,
-            layout,
-            size,
-        };
-        match layout {
-            RowLayout::Packed => count.rows = rows_of(tokens, size),
-            RowLayout::Padded => {}
-            RowLayout::Pairs => {
-                count.rows = measures.iter().filter(|measure| measure.tokens > 0).count() as u64;
-            }
+            by_epochs,
         }
-        count
     }
 
     /// Rows of several epochs. Packed rows continue across epochs, so there may
     /// be fewer than `epochs` × `rows`.
     pub fn rows_in(&self, epochs: u64) -> u64 {
-        match self.layout {
-            RowLayout::Packed => rows_of(self.tokens.saturating_mul(epochs), self.size),
-            RowLayout::Padded | RowLayout::Pairs => self.rows.saturating_mul(epochs),
+        let Some(last) = self.by_epochs.len().checked_sub(1) else { return 0 };
+        let Some(index) = epochs.checked_sub(1) else { return 0 };
+        match self.by_epochs.get(usize::try_from(index).unwrap_or(usize::MAX)) {
+            Some(rows) => *rows,
+            None => {
+                let before = last.checked_sub(1).map_or(0, |before| self.by_epochs[before]);
+                let of_last = self.by_epochs[last] - before;
+                let more = of_last.saturating_mul(index - last as u64);
+                self.by_epochs[last].saturating_add(more)
+            }
         }
     }
 }
 
 /// Rows of consecutive tokens: all but the first are targets once.
-fn rows_of(tokens: u64, size: u64) -> u64 {
+pub(super) fn rows_of(tokens: u64, size: u64) -> u64 {
     tokens.saturating_sub(1).div_ceil(size)
 }

@@ -14,15 +14,17 @@ use weightloom_hub::{DataFile, DataKind};
 
 use super::error::DataError;
 use super::format::SelectedFormat;
+use super::hf_dataset::Purpose;
+use super::parts::{Neighbour, Part};
 use super::paths::{FoundFiles, Kind};
 use super::record::{Content, Origin, Parsed, parse_fields};
-use super::scan::{Entry, ScannedFile, scan};
+use super::scan::{Entry, ScanSettings, ScannedFile, scan};
 use super::state::FileFingerprint;
 use super::table::fields;
 use super::unpacked::plain_file;
 use crate::config::BadLines;
 
-/// The format of documents that are no records.
+/// The format of documents that are not records.
 const TEXT_FILE: &str = "text file";
 
 /// The size of the data.
@@ -32,6 +34,8 @@ pub struct DataSize {
     pub files: usize,
     /// Files in folders with an unsupported extension, by extension.
     pub skipped_files: BTreeMap<String, usize>,
+    /// Files of dataset folders that belong to other splits, by split.
+    pub other_splits: BTreeMap<String, usize>,
     pub documents: usize,
     pub bytes: u64,
 }
@@ -39,18 +43,26 @@ pub struct DataSize {
 pub(super) struct Documents {
     files: Vec<Scanned>,
     entries: Vec<Entry>,
+    /// The index after the last document of each set.
+    ends: Vec<usize>,
+    /// Whether long texts are cut into parts, which count as documents here.
+    cuts_texts: bool,
+    /// Parts that are not the first of their documents.
+    continuations: usize,
     format: SelectedFormat,
     bad_lines: BadLines,
     skipped_files: BTreeMap<String, usize>,
+    other_splits: BTreeMap<String, usize>,
     prompt_style: PromptStyle,
 }
 
 /// How files are read.
 pub(super) struct DocumentSettings<'a> {
-    /// The line between the documents of a text file.
-    pub(super) separator: Option<&'a str>,
+    pub(super) scan: ScanSettings<'a>,
     pub(super) format: &'a SelectedFormat,
     pub(super) bad_lines: BadLines,
+    /// The split of dataset folders that is read.
+    pub(super) purpose: Purpose,
     /// The folder for plain copies of compressed files.
     pub(super) cache: &'a Path,
 }
@@ -83,25 +95,47 @@ struct Scanned {
 impl Documents {
     /// Scans all files. The first object of each JSON file is parsed, so that a
     /// file in another format is found before the run starts.
-    pub(super) fn new(paths: &[String], settings: &DocumentSettings<'_>) -> Result<Self, DataError> {
-        let DocumentSettings { separator, format, bad_lines, cache } = *settings;
-        if let Some(separator) = separator.filter(|separator| separator.contains(['\n', '\r'])) {
+    pub(super) fn new(sets: &[&[String]], settings: &DocumentSettings<'_>) -> Result<Self, DataError> {
+        let DocumentSettings { scan: how, format, bad_lines, purpose, cache } = *settings;
+        if let Some(separator) = how.separator.filter(|separator| separator.contains(['\n', '\r'])) {
             return Err(DataError::Separator { separator: separator.to_owned() });
         }
-        let FoundFiles { files: found, skipped_files } = FoundFiles::new(paths, &format.kind)?;
-        let (mut files, mut entries) = (Vec::with_capacity(found.len()), Vec::new());
-        for file in found {
-            let plain = plain_file(&file, cache)?;
-            let ScannedFile { whole, columns } = scan(&file, &plain, separator, &mut entries)?;
-            let fingerprint =
-                FileFingerprint { name: file.name, bytes: whole.bytes, checksum: whole.checksum };
-            let (path, kind, end) = (file.path, file.kind, entries.len());
-            files.push(Scanned { path, plain, columns, kind, fingerprint, end });
+        let (mut files, mut entries, mut ends) = (Vec::new(), Vec::new(), Vec::with_capacity(sets.len()));
+        let mut skipped_files: BTreeMap<String, usize> = BTreeMap::new();
+        let mut other_splits: BTreeMap<String, usize> = BTreeMap::new();
+        for paths in sets {
+            let found = FoundFiles::new(paths, &format.kind, purpose)?;
+            for (kind, count) in found.skipped_files {
+                *skipped_files.entry(kind).or_default() += count;
+            }
+            for (split, count) in found.left_out {
+                *other_splits.entry(split).or_default() += count;
+            }
+            for file in found.files {
+                let plain = plain_file(&file, cache)?;
+                let ScannedFile { whole, columns } = scan(&file, &plain, how, &mut entries)?;
+                let fingerprint =
+                    FileFingerprint { name: file.name, bytes: whole.bytes, checksum: whole.checksum };
+                let (path, kind, end) = (file.path, file.kind, entries.len());
+                files.push(Scanned { path, plain, columns, kind, fingerprint, end });
+            }
+            ends.push(entries.len());
         }
         entries.shrink_to_fit();
-        let prompt_style = PromptStyle::Plain;
-        let format = format.clone();
-        let mut documents = Self { files, entries, format, bad_lines, skipped_files, prompt_style };
+        let mut documents = Self {
+            files,
+            entries,
+            ends,
+            cuts_texts: how.part_bytes.is_some(),
+            continuations: 0,
+            format: format.clone(),
+            bad_lines,
+            skipped_files,
+            other_splits,
+            prompt_style: PromptStyle::Plain,
+        };
+        let continues = |number: &usize| !documents.part(*number).starts_document();
+        documents.continuations = (0..documents.len()).filter(continues).count();
         if documents.file_kinds()?.contains(&Some(DataKind::Chat)) {
             documents.prompt_style = PromptStyle::Chat;
         }
@@ -134,7 +168,7 @@ impl Documents {
         Ok(None)
     }
 
-    /// Whether a run goes on after an error about a record.
+    /// Whether a run continues after an error about a record.
     pub(super) fn skips(&self, error: &DataError) -> bool {
         self.bad_lines == BadLines::Drop && error.is_bad_record()
     }
@@ -147,9 +181,45 @@ impl Documents {
         DataSize {
             files: self.files.len(),
             skipped_files: self.skipped_files.clone(),
-            documents: self.len(),
+            other_splits: self.other_splits.clone(),
+            documents: self.len() - self.continuations(),
             bytes: self.fingerprints().map(|file| file.bytes).sum(),
         }
+    }
+
+    /// The documents of each set, and their bytes.
+    pub(super) fn sets(&self) -> Vec<(Range<usize>, u64)> {
+        let mut first = 0;
+        let set = |&end: &usize| {
+            let range = first..end;
+            first = end;
+            let bytes = self.entries[range.clone()].iter().map(|entry| u64::from(entry.bytes)).sum();
+            (range, bytes)
+        };
+        self.ends.iter().map(set).collect()
+    }
+
+    /// Where a document is in the one that it is a part of.
+    pub(super) fn part(&self, number: usize) -> Part {
+        let file = self.files.partition_point(|file| file.end <= number);
+        if !self.cuts_texts || self.files[file].kind != Kind::Text {
+            return Part::Whole;
+        }
+        let first = file.checked_sub(1).map_or(0, |before| self.files[before].end);
+        // Between documents, there is a separator.
+        let follows = |number: usize| {
+            let [before, after] = [self.entries[number - 1], self.entries[number]];
+            let joined = before.start + u64::from(before.bytes) == after.start;
+            if joined { Neighbour::Part } else { Neighbour::None }
+        };
+        let before = if number > first { follows(number) } else { Neighbour::None };
+        let after = if number + 1 < self.files[file].end { follows(number + 1) } else { Neighbour::None };
+        Part::between(before, after)
+    }
+
+    /// The number of parts that are not the first of their documents.
+    pub(super) fn continuations(&self) -> usize {
+        self.continuations
     }
 
     /// The fingerprints of all files.

@@ -32,6 +32,12 @@ pub enum DataError {
     NotFound { path: String },
     #[error("`{path}` contains no files of a type that can be read")]
     NoFiles { path: String },
+    #[error("cannot read the dataset card `{file}`: {reason}")]
+    DatasetCard { file: String, reason: String },
+    #[error("`{folder}` has several datasets: {}", listed(.configs))]
+    DatasetConfigs { folder: String, configs: Vec<String> },
+    #[error("`{folder}` has no split for {wanted}; found {}", listed(.splits))]
+    NoSplit { folder: String, wanted: &'static str, splits: Vec<String> },
     #[error("invalid glob pattern `{pattern}`: {message}")]
     Pattern { pattern: String, message: String },
     #[error(transparent)]
@@ -186,6 +192,10 @@ impl Hint for DataError {
             Self::Compressed { .. } => "check that the file is complete, or compress it again",
             Self::Parquet { source: ParquetError::Unsupported(_), .. } => {
                 "write the file again with Snappy, gzip or Zstandard, or as JSONL"
+            }
+            Self::DatasetCard { .. } => "correct the card, or name the files, as in `folder/data/train-*`",
+            Self::DatasetConfigs { .. } | Self::NoSplit { .. } => {
+                "name the files that you want, as in `folder/data/train-*`"
             }
             Self::OpenQuote { .. } => "close the quote, and write a quote in a quoted field twice",
             Self::Fields { .. } => "put fields that contain the delimiter in double quotes",

@@ -1,6 +1,7 @@
 //! Evaluation sets: one unshuffled epoch of each, which is read as a stream.
 
 use super::error::DataError;
+use super::hf_dataset::Purpose;
 use super::loader::{DataSettings, Loader};
 use super::state::Position;
 use super::stream::Epochs;
@@ -24,13 +25,14 @@ impl Loader {
             r#type: DataType::Files,
             dataset: None,
             paths: paths.to_vec(),
+            mixture: Vec::new(),
             eval_paths: Vec::new(),
             eval_sets: Default::default(),
             shuffle: false,
             ..settings.config.clone()
         };
         let settings = DataSettings { config, epochs: Epochs::Times(1), ..settings.clone() };
-        Self::supervised(settings, self.supervision())
+        Self::with_purpose(settings, self.supervision(), Purpose::Evaluation)
     }
 
     /// Starts again at the first row.

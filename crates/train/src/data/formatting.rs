@@ -39,7 +39,7 @@ pub(super) fn record(
             TrainOn::All => "all".to_owned(),
         },
         max_seq_len: config.max_seq_len,
-        packing: config.packing,
+        packing: config.packing.is_packed(),
         files,
         eval_files,
     })

@@ -9,6 +9,7 @@ use weightloom_files::read_text;
 use weightloom_hub::TrainingData;
 use weightloom_hub::text::{ChatTemplate, ChatTemplates, Tokenizer};
 
+use super::block::{BlockSettings, Fill};
 use super::count::{Count, Measure, Progress};
 use super::digest::Digest;
 use super::documents::{DataSize, DocumentSettings, Documents, PromptStyle};
@@ -16,15 +17,19 @@ use super::dummy::Dummy;
 use super::error::DataError;
 use super::format::DataFormats;
 use super::formatting;
-use super::order::{Order, Shuffle};
+use super::hf_dataset::Purpose;
+use super::mixture::{MixtureOrder, MixtureSet};
+use super::order::{DocumentOrder, Order, Shuffle};
+use super::parts::part_bytes;
 use super::prefetch::Prefetched;
 use super::preference::Supervision;
 use super::row::{Batch, Row};
 use super::sample::{Sampler, Templates, plain_prompt};
+use super::scan::ScanSettings;
 use super::state::{DataState, Dataset, Position};
-use super::stream::{Epochs, Lengths, RowStream, Want};
+use super::stream::{Blocks, Epochs, Lengths, RowStream, Want};
 use super::summary::DocumentsRead;
-use crate::config::{BadLines, DataConfig, DataType, RowLayout};
+use crate::config::{BadLines, DataConfig, DataType, MixtureConfig, Packing, RowLayout};
 
 /// The inputs of a loader.
 #[derive(Clone, Debug)]
@@ -70,6 +75,14 @@ impl Loader {
 
     /// The same for a loss that trains on such documents.
     pub fn supervised(settings: DataSettings, supervision: Supervision) -> Result<Self, DataError> {
+        Self::with_purpose(settings, supervision, Purpose::Training)
+    }
+
+    pub(super) fn with_purpose(
+        settings: DataSettings,
+        supervision: Supervision,
+        purpose: Purpose,
+    ) -> Result<Self, DataError> {
         let config = &settings.config;
         if config.max_seq_len == 0 {
             return Err(DataError::NoLength);
@@ -87,7 +100,7 @@ impl Loader {
                 (Source::Dummy(dummy), Dataset::new(dummy_settings(&dummy), [].iter()))
             }
             DataType::Files => {
-                let stream = stream(&settings, supervision)?;
+                let stream = stream(&settings, supervision, purpose)?;
                 let dataset =
                     Dataset::new(row_settings(&settings, &stream)?, stream.documents.fingerprints());
                 (Source::Files(Box::new(stream)), dataset)
@@ -151,11 +164,16 @@ impl Loader {
         self.dataset.check(&state.dataset)?;
         if let Source::Files(stream) = &mut self.source {
             let Position { epoch, place, offset, .. } = state.position;
-            let documents = stream.documents.len() as u64;
+            let documents = stream.order.len();
             if place >= documents {
                 return Err(DataError::Position { what: "document", number: place, limit: documents });
             }
-            if offset > 0 {
+            let rows = if offset > 0 { stream.rows_of_block(epoch, place)? } else { None };
+            if let Some(limit) = rows {
+                if offset >= limit {
+                    return Err(DataError::Position { what: "row", number: offset, limit });
+                }
+            } else if offset > 0 {
                 let document = stream.order.at(epoch, place) as usize;
                 let length = stream.lookup(document)?.length as u64;
                 if offset >= length {
@@ -281,7 +299,7 @@ impl Loader {
         for (document, &measure) in measures.iter().enumerate() {
             stream.lengths.put(document, measure);
         }
-        let count = Count::new(measures, stream.layout, stream.size);
+        let count = stream.count_rows(measures);
         if count.targets == 0 {
             return Err(DataError::NoTargets { documents });
         }
@@ -299,7 +317,7 @@ impl Loader {
                 digest.number(dummy.vocabulary as u64);
             }
             Source::Files(stream) => {
-                let documents = stream.documents.len() as u64;
+                let documents = stream.order.len();
                 let wanted = steps.saturating_mul(rows as u64);
                 let count = match stream.epochs {
                     Epochs::Endless => wanted,
@@ -389,7 +407,7 @@ fn check_ranges(rows: usize, own: &[Range<usize>]) -> Result<(), DataError> {
     Ok(())
 }
 
-fn stream(settings: &DataSettings, supervision: Supervision) -> Result<RowStream, DataError> {
+fn stream(settings: &DataSettings, supervision: Supervision, purpose: Purpose) -> Result<RowStream, DataError> {
     let DataSettings { config, tokenizer, templates, seed, vocabulary, epochs, formats, cache } = settings;
     let tokenizer = tokenizer.clone().ok_or(DataError::NoTokenizer)?;
     let templates = match &config.chat_template {
@@ -398,13 +416,22 @@ fn stream(settings: &DataSettings, supervision: Supervision) -> Result<RowStream
     };
     let format = formats.select(&config.format)?;
     let cache = cache.clone().unwrap_or_else(|| std::env::temp_dir().join("weightloom-data"));
+    // Preferences are rows of their own.
+    let packing = if supervision == Supervision::Tokens { config.packing } else { Packing::Padded };
+    let cuts_texts = config.shuffle && packing.is_packed() && config.shuffle_windows;
+    let part_bytes = cuts_texts.then(|| part_bytes(config.max_seq_len));
     let reading = DocumentSettings {
-        separator: config.separator.as_deref(),
+        scan: ScanSettings { separator: config.separator.as_deref(), part_bytes },
         format: &format,
         bad_lines: config.bad_lines,
+        purpose,
         cache: &cache,
     };
-    let documents = Documents::new(&config.paths, &reading)?;
+    let sets: Vec<&[String]> = match &*config.mixture {
+        [] => vec![&*config.paths],
+        sets => sets.iter().map(|set| &*set.paths).collect(),
+    };
+    let documents = Documents::new(&sets, &reading)?;
     let shuffle = match config.shuffle {
         true => Shuffle::EachEpoch { seed: config.seed.unwrap_or(*seed) },
         false => Shuffle::Never,
@@ -412,8 +439,19 @@ fn stream(settings: &DataSettings, supervision: Supervision) -> Result<RowStream
     // Padding is never a target or attended to, but must be a valid token.
     let fits = |token: &u32| (*token as usize) < *vocabulary;
     let pad = tokenizer.pad().or_else(|| tokenizer.eos().first().copied()).filter(fits).unwrap_or(0);
+    let fill = match packing {
+        Packing::BestFit => Some(Fill::BestFit),
+        // The rows of parts are shuffled.
+        Packing::Packed => (documents.continuations() > 0).then_some(Fill::InOrder),
+        Packing::Padded => None,
+    };
+    let blocks = fill.map(|fill| {
+        let settings = BlockSettings { fill, shuffle, size: config.max_seq_len };
+        Blocks { settings, current: None }
+    });
     Ok(RowStream {
-        order: Order::new(documents.len(), shuffle),
+        order: document_order(config, &documents, shuffle),
+        blocks,
         lengths: Lengths::unknown(documents.len()),
         documents,
         sampler: Sampler {
@@ -435,6 +473,21 @@ fn stream(settings: &DataSettings, supervision: Supervision) -> Result<RowStream
     })
 }
 
+fn document_order(config: &DataConfig, documents: &Documents, shuffle: Shuffle) -> DocumentOrder {
+    if config.mixture.is_empty() {
+        return DocumentOrder::Plain(Order::new(documents.len(), shuffle));
+    }
+    let set = |((range, bytes), set): ((Range<usize>, u64), &MixtureConfig)| MixtureSet {
+        first: range.start as u64,
+        documents: range.len() as u64,
+        bytes,
+        weight: set.weight,
+        epochs: set.epochs,
+    };
+    let sets: Vec<MixtureSet> = documents.sets().into_iter().zip(&config.mixture).map(set).collect();
+    DocumentOrder::Mixture(MixtureOrder::new(&sets, shuffle))
+}
+
 /// The largest file that is read as a chat template.
 const MAX_TEMPLATE: u64 = 16 << 20;
 
@@ -454,14 +507,40 @@ fn read_template(file: &str, tokenizer: &Tokenizer) -> Result<ChatTemplate, Data
 
 /// The settings that determine the rows of the files.
 fn row_settings(settings: &DataSettings, stream: &RowStream) -> Result<BTreeMap<String, String>, DataError> {
-    let DataConfig { format, max_seq_len, packing, train_on, shuffle, seed, separator, bad_lines, .. } =
-        &settings.config;
+    let DataConfig {
+        format,
+        max_seq_len,
+        packing,
+        train_on,
+        shuffle,
+        seed,
+        separator,
+        bad_lines,
+        mixture,
+        ..
+    } = &settings.config;
     let mut all = BTreeMap::new();
     let mut put = |name: &str, value: String| all.insert(name.to_owned(), value);
     put("data.type", "files".to_owned());
     put("data.format", format!("{format:?}"));
     put("data.max_seq_len", max_seq_len.to_string());
-    put("data.packing", packing.to_string());
+    let packing = match packing {
+        Packing::Packed => "true",
+        Packing::BestFit => "best_fit",
+        Packing::Padded => "false",
+    };
+    put("data.packing", packing.to_owned());
+    if stream.documents.continuations() > 0 {
+        put("data.shuffle_windows", "true".to_owned());
+    }
+    if !mixture.is_empty() {
+        let set = |(set, (range, _)): (&MixtureConfig, (Range<usize>, u64))| {
+            let epochs = set.epochs.map_or_else(String::new, |epochs| format!(" × {epochs}"));
+            format!("{} of {}{epochs}", set.weight, range.len())
+        };
+        let sets: Vec<String> = mixture.iter().zip(stream.documents.sets()).map(set).collect();
+        put("data.mixture", sets.join(", "));
+    }
     put("data.train_on", format!("{train_on:?}"));
     put("data.shuffle", shuffle.to_string());
     if *shuffle {

@@ -8,6 +8,8 @@
 
 use weightloom_tensor::Stream;
 
+use super::mixture::MixtureOrder;
+
 /// Separates this use of the seed from others.
 const PURPOSE: u64 = 0x6f72_6465_7221_0001;
 
@@ -36,6 +38,11 @@ pub(super) struct Order {
 }
 
 impl Order {
+    /// The number of documents.
+    pub(super) fn len(&self) -> u64 {
+        self.documents
+    }
+
     pub(super) fn new(documents: usize, shuffle: Shuffle) -> Self {
         let documents = documents as u64;
         let bits = u64::BITS - documents.saturating_sub(1).leading_zeros();
@@ -70,6 +77,38 @@ impl Order {
             (left, right) = (right, left ^ drawn);
         }
         left << self.half_bits | right
+    }
+}
+
+/// The order of the documents of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum DocumentOrder {
+    /// Every document once in an epoch.
+    Plain(Order),
+    /// Of several sets, by weight.
+    Mixture(MixtureOrder),
+}
+
+impl DocumentOrder {
+    /// The document at a place of an epoch.
+    pub(super) fn at(&self, epoch: u64, place: u64) -> u64 {
+        match self {
+            Self::Plain(order) => order.at(epoch, place),
+            Self::Mixture(order) => order.at(epoch, place),
+        }
+    }
+
+    /// Places of an epoch; `u64::MAX` if it has no end.
+    pub(super) fn len(&self) -> u64 {
+        match self {
+            Self::Plain(order) => order.len(),
+            Self::Mixture(order) => order.len(),
+        }
+    }
+
+    /// Whether an epoch ends.
+    pub(super) fn is_finite(&self) -> bool {
+        self.len() < u64::MAX
     }
 }
 

@@ -17,6 +17,7 @@ use weightloom_errors::FileError;
 
 use super::compression::Compression;
 use super::error::DataError;
+use super::hf_dataset::{LeftOut, Purpose, keep_split};
 use crate::config::DataFormat;
 
 /// The type of a file.
@@ -59,10 +60,12 @@ pub(super) struct FoundFiles {
     pub(super) files: Vec<FoundFile>,
     /// Files in folders with an unsupported extension, by extension.
     pub(super) skipped_files: BTreeMap<String, usize>,
+    /// Files of other splits of datasets.
+    pub(super) left_out: LeftOut,
 }
 
 impl FoundFiles {
-    pub(super) fn new(paths: &[String], format: &DataFormat) -> Result<Self, DataError> {
+    pub(super) fn new(paths: &[String], format: &DataFormat, purpose: Purpose) -> Result<Self, DataError> {
         if paths.is_empty() {
             return Err(DataError::NoPaths);
         }
@@ -71,7 +74,14 @@ impl FoundFiles {
         for path in paths {
             let mut files = Vec::new();
             match fs::metadata(path) {
-                Ok(metadata) => skipped.extend(add_path(Path::new(path), &metadata, format, &mut files)?),
+                Ok(metadata) => {
+                    skipped.extend(add_path(Path::new(path), &metadata, format, &mut files)?);
+                    if metadata.is_dir() {
+                        for (split, count) in keep_split(Path::new(path), &mut files, purpose)? {
+                            *found.left_out.entry(split).or_default() += count;
+                        }
+                    }
+                }
                 Err(error) if error.kind() == ErrorKind::NotFound && is_pattern(path) => {
                     skipped.extend(add_pattern(path, format, &mut files)?);
                 }

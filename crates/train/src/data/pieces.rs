@@ -9,6 +9,8 @@
 
 use weightloom_hub::text::{Special, TextError, Tokenizer};
 
+use super::parts::Part;
+
 /// Texts up to this size are encoded as a whole.
 const PIECE: usize = 256 << 10;
 
@@ -38,6 +40,22 @@ impl From<TextError> for PiecesError {
 /// Encodes a text with the special tokens that the model expects.
 pub(super) fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, PiecesError> {
     Pieces { tokenizer, size: PIECE, around: AROUND }.encode(text)
+}
+
+/// Encodes a part of a text: special tokens come at the start and the end of the
+/// whole text only.
+pub(super) fn encode_part(tokenizer: &Tokenizer, text: &str, part: Part) -> Result<Vec<u32>, PiecesError> {
+    if part == Part::Whole {
+        return encode(tokenizer, text);
+    }
+    let pieces = Pieces { tokenizer, size: PIECE, around: AROUND };
+    let [before, after] = pieces.added()?.unwrap_or_default();
+    let mut tokens = if part.starts_document() { before } else { Vec::new() };
+    tokens.extend(pieces.plain(text)?);
+    if part.ends_document() {
+        tokens.extend(after);
+    }
+    Ok(tokens)
 }
 
 struct Pieces<'a> {

@@ -11,7 +11,7 @@ use weightloom_hub::text::{ChatContext, Message, OrderedJson};
 use super::chat::{self, LocateError};
 use super::conversation::{self, message_list};
 use super::error::DataError;
-use super::record::{Content, Origin, Record, kind};
+use super::record::{Content, Origin, Parsed, Record, kind};
 use super::row::{PairKind, Row, RowBuilder, RowPair};
 use super::sample::{Sample, Sampler, overlaps};
 use super::status::DocumentStatus;
@@ -348,18 +348,30 @@ impl RowStream {
     /// Tokenizes a document. A labelled one needs the one before it in the data, and
     /// the first needs the last, so that the sample does not depend on the order.
     pub(super) fn tokenize(&self, document: usize) -> Result<Sample, DataError> {
-        let (origin, content) = self.documents.read(document)?;
-        match (content, self.sampler.supervision) {
+        match self.tokenized(document) {
+            Err(error) if self.documents.skips(&error) => Ok(Sample::unreadable(&error)),
+            tokenized => tokenized,
+        }
+    }
+
+    fn tokenized(&self, document: usize) -> Result<Sample, DataError> {
+        let (origin, Parsed { content, format }) = self.documents.read(document)?;
+        let sample = match (content, self.sampler.supervision) {
             (Content::Preference(pair), Supervision::Preferences) => self.sampler.preference(&pair, &origin),
             (Content::Labelled(labelled), Supervision::Labels) => {
                 let before = document.checked_sub(1).unwrap_or(self.documents.len() - 1);
                 match self.documents.read(before)? {
-                    (_, Content::Labelled(other)) => self.sampler.labelled(&labelled, &other, &origin),
-                    (origin, content) => self.sampler.sample(content, &origin),
+                    (_, Parsed { content: Content::Labelled(other), .. }) => {
+                        self.sampler.labelled(&labelled, &other, &origin)
+                    }
+                    (origin, Parsed { content, .. }) => {
+                        self.sampler.sample(content, self.documents.part(before), &origin)
+                    }
                 }
             }
-            (content, _) => self.sampler.sample(content, &origin),
-        }
+            (content, _) => self.sampler.sample(content, self.documents.part(document), &origin),
+        };
+        Ok(Sample { format: Some(format), ..sample? })
     }
 
     /// The row of a document.

@@ -112,11 +112,17 @@ impl RowBuilder {
 
     /// Appends a part of a document.
     pub(super) fn push(&mut self, sample: &Sample, from: usize, take: usize) {
-        if from == 0 && self.tokens.len() < self.size {
-            self.starts.push(self.tokens.len());
+        let at = self.tokens.len();
+        // In the middle of a row, the rest of a document is a separate one.
+        if (from == 0 || at > 0) && at < self.size {
+            self.starts.push(at);
         }
         self.tokens.extend_from_slice(&sample.tokens[from..from + take]);
         self.mask.extend_from_slice(&sample.mask[from..from + take]);
+        // Another document precedes its first token.
+        if let Some(first) = self.mask.get_mut(at).filter(|_| at > 0) {
+            *first = false;
+        }
     }
 
     pub(super) fn finish(self, pad: u32) -> Row {

@@ -23,6 +23,7 @@ use weightloom_hub::text::{
 
 use super::chat::{self, AssistantSpan, LocateError, SpanEnd};
 use super::error::DataError;
+use super::parts::Part;
 use super::pieces::{self, MAX_WHOLE, PiecesError};
 use super::preference::{SecondSample, Supervision};
 use super::record::{Content, Origin};
@@ -113,9 +114,9 @@ impl Templates {
 }
 
 impl Sampler {
-    pub(super) fn sample(&self, content: Content, origin: &Origin) -> Result<Sample, DataError> {
+    pub(super) fn sample(&self, content: Content, part: Part, origin: &Origin) -> Result<Sample, DataError> {
         let sample = match self.plain_content(content, origin)? {
-            Content::Text(text) => self.text(&text, origin)?,
+            Content::Text(text) => self.text(&text, part, origin)?,
             Content::Prompt { prompt, completion } => self.prompt(prompt, &completion, origin)?,
             Content::Chat { messages, tools } => {
                 let context = ChatContext { tools, ..ChatContext::default() };
@@ -147,8 +148,8 @@ impl Sampler {
         Ok(sample.dropped(reason))
     }
 
-    fn text(&self, text: &str, origin: &Origin) -> Result<Sample, DataError> {
-        let mut tokens = pieces::encode(&self.tokenizer, text).map_err(|error| match error {
+    fn text(&self, text: &str, part: Part, origin: &Origin) -> Result<Sample, DataError> {
+        let mut tokens = pieces::encode_part(&self.tokenizer, text, part).map_err(|error| match error {
             PiecesError::Text(source) => {
                 DataError::Encode { file: origin.file.clone(), line: origin.line, source }
             }
@@ -159,14 +160,14 @@ impl Sampler {
         if tokens.iter().all(is_marker) {
             return Ok(Sample::new(tokens, Vec::new()).dropped(DropReason::NothingToTrain));
         }
-        if self.has_two_bos(&tokens) {
+        if part.starts_document() && self.has_two_bos(&tokens) {
             tokens.remove(0);
         }
-        if self.has_two_eos(&tokens) {
-            tokens.pop();
-        }
-        if let Some(end) = self.missing_eos(&tokens) {
-            tokens.push(end);
+        if part.ends_document() {
+            if self.has_two_eos(&tokens) {
+                tokens.pop();
+            }
+            tokens.extend(self.missing_eos(&tokens));
         }
         let mask = vec![true; tokens.len()];
         Ok(Sample::new(tokens, mask))

@@ -5,6 +5,7 @@ use std::path::Path;
 use super::error::DataError;
 use super::json_array::each_object;
 use super::lines::{Content, FileSummary, Line, each_line};
+use super::parts;
 use super::paths::{FoundFile, Kind};
 use super::table::each_record;
 
@@ -27,9 +28,10 @@ const MAX_OBJECT: u64 = 64 << 20;
 pub(super) fn scan(
     file: &FoundFile,
     plain: &Path,
-    separator: Option<&str>,
+    settings: ScanSettings<'_>,
     entries: &mut Vec<Entry>,
 ) -> Result<ScannedFile, DataError> {
+    let ScanSettings { separator, part_bytes } = settings;
     let before = entries.len();
     let mut columns = Vec::new();
     let whole = match file.kind {
@@ -54,10 +56,26 @@ pub(super) fn scan(
         }),
         Kind::Text => text(file, plain, separator, entries),
     }?;
+    if let Some(most) = part_bytes.filter(|_| file.kind == Kind::Text)
+        && entries[before..].iter().any(|entry| entry.bytes > most)
+    {
+        for document in entries.split_off(before) {
+            parts::cut(plain, document, most, entries)?;
+        }
+    }
     if entries.len() == before {
         return Err(DataError::Empty { file: file.path.display().to_string() });
     }
     Ok(ScannedFile { whole, columns })
+}
+
+/// How documents are found.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ScanSettings<'a> {
+    /// The line between the documents of a text file.
+    pub(super) separator: Option<&'a str>,
+    /// Longer documents of text files are cut into parts.
+    pub(super) part_bytes: Option<u32>,
 }
 
 /// What is known about a file besides its documents.
@@ -148,7 +166,7 @@ mod tests {
         let (path, name) = (file.path().to_owned(), "x".to_owned());
         let found = FoundFile { path, name, kind, compression: None };
         let mut entries = Vec::new();
-        scan(&found, &found.path, separator, &mut entries)?;
+        scan(&found, &found.path, ScanSettings { separator, part_bytes: None }, &mut entries)?;
         let cut = |entry: &Entry| {
             let start = entry.start as usize;
             (text[start..start + entry.bytes as usize].to_owned(), entry.line)

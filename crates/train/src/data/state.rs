@@ -41,6 +41,9 @@ pub struct Position {
     pub dropped: DropCounts,
     /// Documents truncated.
     pub truncated: u64,
+    /// Parts started that continue a document, which are in `documents` too.
+    #[serde(default)]
+    pub parts: u64,
 }
 
 impl Position {

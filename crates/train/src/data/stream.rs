@@ -9,10 +9,13 @@
 //! remembered, so this happens once. After counting, or after the first epoch, a
 //! rank tokenizes only its own rows.
 
-use super::count::Measure;
+use std::collections::HashMap;
+
+use super::block::{Block, BlockSettings, Plan, Segment};
+use super::count::{Count, Measure};
 use super::documents::Documents;
 use super::error::DataError;
-use super::order::Order;
+use super::order::DocumentOrder;
 use super::row::{Row, RowBuilder};
 use super::sample::{Sample, Sampler};
 use super::state::Position;
@@ -44,7 +47,9 @@ pub(super) enum Want {
 pub(super) struct RowStream {
     pub(super) documents: Documents,
     pub(super) sampler: Sampler,
-    pub(super) order: Order,
+    pub(super) order: DocumentOrder,
+    /// The block of the position, if rows are planned in blocks.
+    pub(super) blocks: Option<Blocks>,
     pub(super) epochs: Epochs,
     pub(super) layout: RowLayout,
     /// Inputs per row.
@@ -54,6 +59,12 @@ pub(super) struct RowStream {
     /// The last tokenized document. Parts of a document follow each other, so
     /// one is enough.
     pub(super) latest: Option<(usize, Sample)>,
+}
+
+/// Rows that are planned in blocks.
+pub(super) struct Blocks {
+    pub(super) settings: BlockSettings,
+    pub(super) current: Option<Block>,
 }
 
 /// The rest of a document.
@@ -76,7 +87,8 @@ impl RowStream {
         }
         let mut builder = (want == Want::Row).then(|| RowBuilder::new(self.size));
         let taken = match self.layout {
-            RowLayout::Packed => self.take_packed(position, builder.as_mut())?,
+            _ if self.blocks.is_some() => self.take_planned(position, builder.as_mut())?,
+            RowLayout::Packed | RowLayout::BestFit => self.take_packed(position, builder.as_mut())?,
             RowLayout::Padded | RowLayout::Pairs => self.take_padded(position, builder.as_mut())?,
         };
         if taken < 2 {
@@ -91,7 +103,7 @@ impl RowStream {
     fn next_pair(&mut self, position: &mut Position, want: Want) -> Result<Option<Option<Row>>, DataError> {
         let Some(Remainder { document, length, .. }) = self.next_remainder(position)? else { return Ok(None) };
         let row = (want == Want::Row).then(|| self.pair_row(document)).transpose()?;
-        position.advance(self.documents.len() as u64);
+        position.advance(self.order.len());
         position.rows = position.rows.saturating_add(1);
         position.tokens = position.tokens.saturating_add(length as u64 - 1);
         Ok(Some(row))
@@ -130,9 +142,161 @@ impl RowStream {
         position.offset += take as u64 - 1;
         // A single token has no target.
         if remainder.from + take >= remainder.length {
-            position.advance(self.documents.len() as u64);
+            position.advance(self.order.len());
         }
         Ok(take)
+    }
+
+    /// Takes the next row of a block.
+    fn take_planned(
+        &mut self,
+        position: &mut Position,
+        builder: Option<&mut RowBuilder>,
+    ) -> Result<usize, DataError> {
+        let Some(mut blocks) = self.blocks.take() else { return Ok(0) };
+        let taken = self.take_from(&mut blocks, position, builder);
+        self.blocks = Some(blocks);
+        taken
+    }
+
+    fn take_from(
+        &mut self,
+        blocks: &mut Blocks,
+        position: &mut Position,
+        builder: Option<&mut RowBuilder>,
+    ) -> Result<usize, DataError> {
+        let mut without_rows = 0_u64;
+        while !self.epochs.are_over(position.epoch) {
+            let block = self.block(blocks, (position.epoch, position.place))?;
+            if position.offset == 0 {
+                for place in position.place..block.end {
+                    let document = self.order.at(position.epoch, place) as usize;
+                    let status = self.lookup(document)?.status;
+                    self.count(position, place, document, status);
+                }
+            }
+            let (index, rows) = (position.offset, block.rows.len() as u64);
+            if index < rows {
+                let row = &block.rows[block.order.at(position.epoch, index) as usize];
+                if let Some(builder) = builder {
+                    for &Segment { document, from, take } in row {
+                        if !block.samples.contains_key(&document) {
+                            block.samples.insert(document, self.tokenize(document)?);
+                        }
+                        builder.push(&block.samples[&document], from, take);
+                    }
+                }
+                let taken = row.iter().map(|segment| segment.take).sum();
+                position.offset += 1;
+                if position.offset == rows {
+                    position.place = block.end - 1;
+                    position.advance(self.order.len());
+                }
+                return Ok(taken);
+            }
+            without_rows = without_rows.saturating_add(block.end - position.place);
+            if without_rows >= self.patience() {
+                return Err(DataError::NoTargets { documents: self.documents.len() });
+            }
+            position.place = block.end - 1;
+            position.advance(self.order.len());
+        }
+        Ok(0)
+    }
+
+    /// The block that starts at a place of an epoch, which is planned if it is
+    /// another one.
+    fn block<'b>(&mut self, blocks: &'b mut Blocks, start: (u64, u64)) -> Result<&'b mut Block, DataError> {
+        let block = match blocks.current.take().filter(|block| block.start == start) {
+            Some(block) => block,
+            None => self.plan(&blocks.settings, start)?,
+        };
+        Ok(blocks.current.insert(block))
+    }
+
+    fn plan(&mut self, settings: &BlockSettings, start: (u64, u64)) -> Result<Block, DataError> {
+        let (epoch, place) = start;
+        let mut samples = HashMap::new();
+        let (mut documents, mut tokens, mut end) = (Vec::new(), 0_u64, place);
+        while end < self.order.len() && !settings.is_full(end - place, tokens) {
+            let document = self.order.at(epoch, end) as usize;
+            let length = match self.lengths.get(document) {
+                Some(known) => known.length,
+                None => {
+                    let sample = self.tokenize(document)?;
+                    let length = self.lengths.put(document, Measure::of(&sample)).length;
+                    samples.insert(document, sample);
+                    length
+                }
+            };
+            documents.push((document, length));
+            tokens += length as u64;
+            end += 1;
+        }
+        let Plan { rows, .. } = settings.plan(&documents);
+        let order = settings.order(place, rows.len());
+        Ok(Block { start, end, rows, order, samples })
+    }
+
+    /// The sums over the measures of all documents.
+    pub(super) fn count_rows(&self, measures: &[Measure]) -> Count {
+        let by_epochs = self.planned_rows(measures).map_or_else(Vec::new, |rows| rows.by_epochs);
+        let documents = measures.iter().copied().enumerate();
+        Count::new(&self.whole_documents(documents), by_epochs)
+    }
+
+    /// The measures of documents, from those of their parts.
+    pub(super) fn whole_documents(&self, measures: impl Iterator<Item = (usize, Measure)>) -> Vec<Measure> {
+        let mut whole: Vec<Measure> = Vec::new();
+        for (document, measure) in measures {
+            match whole.last_mut().filter(|_| !self.documents.part(document).starts_document()) {
+                None => whole.push(measure),
+                Some(first) => {
+                    first.tokens = first.tokens.saturating_add(measure.tokens);
+                    first.targets = first.targets.saturating_add(measure.targets);
+                    first.full_length = first.full_length.saturating_add(measure.full_length);
+                    if let DocumentStatus::Dropped(_) = first.status {
+                        first.status = measure.status;
+                    }
+                }
+            }
+        }
+        whole
+    }
+
+    /// Rows of the block that starts at a place, if rows are planned.
+    pub(super) fn rows_of_block(&mut self, epoch: u64, place: u64) -> Result<Option<u64>, DataError> {
+        let Some(mut blocks) = self.blocks.take() else { return Ok(None) };
+        let rows = self.block(&mut blocks, (epoch, place)).map(|block| Some(block.rows.len() as u64));
+        self.blocks = Some(blocks);
+        rows
+    }
+
+    /// Documents in a row without a token to train on, after which the run gives up.
+    fn patience(&self) -> u64 {
+        match self.order.is_finite() {
+            true => self.order.len(),
+            // A set of a mixture may have little weight.
+            false => (self.documents.len() as u64).saturating_mul(64).max(1 << 20),
+        }
+    }
+
+    /// Counts a document that is started, once.
+    fn count(&self, position: &mut Position, place: u64, document: usize, status: DocumentStatus) {
+        let number = position.epoch.saturating_mul(self.order.len()).saturating_add(place);
+        if number < position.documents {
+            return;
+        }
+        position.documents = number.saturating_add(1);
+        if !self.documents.part(document).starts_document() {
+            position.parts = position.parts.saturating_add(1);
+            return;
+        }
+        match status {
+            DocumentStatus::Dropped(reason) => position.dropped.add(reason),
+            DocumentStatus::Truncated => position.truncated = position.truncated.saturating_add(1),
+            DocumentStatus::Whole => {}
+        }
     }
 
     fn copy(
@@ -150,7 +314,7 @@ impl RowStream {
 
     /// Moves to the next document with tokens left.
     fn next_remainder(&mut self, position: &mut Position) -> Result<Option<Remainder>, DataError> {
-        let documents = self.documents.len() as u64;
+        let documents = self.order.len();
         let mut dropped = 0;
         while !self.epochs.are_over(position.epoch) {
             // Count dropped documents within one epoch only: the order differs
@@ -160,23 +324,15 @@ impl RowStream {
             }
             let document = self.order.at(position.epoch, position.place) as usize;
             let known = self.lookup(document)?;
-            let number = position.epoch.saturating_mul(documents).saturating_add(position.place);
-            if number >= position.documents {
-                position.documents = number.saturating_add(1);
-                match known.status {
-                    DocumentStatus::Dropped(reason) => position.dropped.add(reason),
-                    DocumentStatus::Truncated => position.truncated = position.truncated.saturating_add(1),
-                    DocumentStatus::Whole => {}
-                }
-            }
+            self.count(position, position.place, document, known.status);
             if position.offset < known.length as u64 {
                 let from = position.offset as usize;
                 return Ok(Some(Remainder { document, from, length: known.length }));
             }
             if matches!(known.status, DocumentStatus::Dropped(_)) {
                 dropped += 1;
-                if dropped >= documents {
-                    return Err(DataError::NoTargets { documents: documents as usize });
+                if dropped >= self.patience() {
+                    return Err(DataError::NoTargets { documents: self.documents.len() });
                 }
             }
             position.advance(documents);
@@ -200,17 +356,6 @@ impl RowStream {
             _ => (document, self.tokenize(document)?),
         };
         Ok(&self.latest.insert(latest).1)
-    }
-
-    fn tokenize(&self, document: usize) -> Result<Sample, DataError> {
-        let tokenized = self.documents.read(document).and_then(|(origin, parsed)| {
-            let sample = self.sampler.sample(parsed.content, &origin)?;
-            Ok(Sample { format: Some(parsed.format), ..sample })
-        });
-        match tokenized {
-            Err(error) if self.documents.skips(&error) => Ok(Sample::unreadable(&error)),
-            tokenized => tokenized,
-        }
     }
 }
 

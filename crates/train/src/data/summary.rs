@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::count::{Count, Measure, Progress};
+use super::efficiency::PackingEfficiency;
 use super::error::DataError;
 use super::loader::Loader;
 use super::sample::Sample;
@@ -28,6 +29,8 @@ pub struct DataSummary {
     pub files: usize,
     /// Files in folders that are not read, by type.
     pub skipped_files: BTreeMap<String, usize>,
+    /// Files of dataset folders that belong to other splits, by split.
+    pub other_splits: BTreeMap<String, usize>,
     /// Documents in all files.
     pub documents: u64,
     /// Documents counted: all, or the first that the run reads.
@@ -48,6 +51,8 @@ pub struct DataSummary {
     pub cut_tokens: u64,
     /// Rows of an epoch, if all documents are counted.
     pub rows: Option<u64>,
+    /// How well documents fill these rows.
+    pub packing: Option<PackingEfficiency>,
     /// Lengths of documents before truncation.
     pub lengths: LengthHistogram,
 }
@@ -227,7 +232,15 @@ impl Loader {
                 *first = document.min(*first);
             }
         }
-        let count = Count::new(&measures, stream.layout, stream.size);
+        let planned = if size == all { stream.planned_rows(&measures) } else { None };
+        let efficiency = planned.as_ref().map(|rows| rows.efficiency);
+        let is_planned = planned.is_some();
+        let by_epochs = planned.map_or_else(Vec::new, |rows| rows.by_epochs);
+        let numbered = measures.iter().enumerate().map(|(place, &measure)| {
+            (if size == all { place } else { stream.order.at(0, place as u64) as usize }, measure)
+        });
+        let measures = stream.whole_documents(numbered);
+        let count = Count::new(&measures, by_epochs);
         let data = stream.documents.size();
         let dropped = reasons(count.dropped, |reason| {
             let first = firsts.get(&reason).map(|&document| stream.documents.origin(document).to_string());
@@ -240,7 +253,8 @@ impl Loader {
         let summary = DataSummary {
             files: data.files,
             skipped_files: data.skipped_files,
-            documents: all as u64,
+            other_splits: data.other_splits,
+            documents: data.documents as u64,
             read: count.documents,
             used: count.documents - count.dropped.total(),
             truncated: count.truncated,
@@ -249,10 +263,11 @@ impl Loader {
             tokens: count.tokens,
             trained_tokens: count.targets,
             cut_tokens: count.cut_tokens,
-            rows: (size == all).then_some(count.rows),
+            rows: is_planned.then_some(count.rows),
+            packing: efficiency,
             lengths: LengthHistogram::new(&measures, longest_document(stream.layout, stream.size)),
         };
-        Ok((summary, (size == all).then_some(count)))
+        Ok((summary, is_planned.then_some(count)))
     }
 
     /// The account of all documents, by one rank alone.
@@ -265,7 +280,7 @@ impl Loader {
 /// Most tokens of a used document.
 fn longest_document(layout: RowLayout, size: usize) -> u64 {
     match layout {
-        RowLayout::Packed | RowLayout::Padded => size as u64 + 1,
+        RowLayout::Packed | RowLayout::BestFit | RowLayout::Padded => size as u64 + 1,
         // Two sequences, which share their first token in the count.
         RowLayout::Pairs => 2 * size as u64 + 1,
     }
@@ -310,8 +325,8 @@ impl DocumentsRead {
     /// The account at a position in the data.
     pub fn at(position: &Position) -> Self {
         Self {
-            read: position.documents,
-            used: position.documents.saturating_sub(position.dropped.total()),
+            read: position.documents.saturating_sub(position.parts),
+            used: position.documents.saturating_sub(position.parts).saturating_sub(position.dropped.total()),
             truncated: position.truncated,
             dropped: reasons(position.dropped, |_| (None, BTreeMap::new())),
             epochs: position.epoch,

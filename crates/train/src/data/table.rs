@@ -184,7 +184,7 @@ pub(super) fn fields(record: &str, delimiter: u8) -> Vec<String> {
         }
     }
     fields.push(field);
-    // Cut at ASCII characters, which are no parts of others.
+    // Cut at ASCII characters, which are never parts of others.
     fields.into_iter().map(|field| String::from_utf8_lossy(&field).into_owned()).collect()
 }
 

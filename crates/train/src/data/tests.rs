@@ -9,6 +9,8 @@ mod file_types;
 mod files;
 mod formats;
 mod formatting;
+mod hf_datasets;
+mod layouts;
 mod loaders;
 mod masks;
 mod preferences;

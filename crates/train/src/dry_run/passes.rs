@@ -125,9 +125,10 @@ impl StagePasses<'_> {
         let dropout = self.context.config.model.lora.as_ref().map_or(0.0, |lora| lora.dropout);
         let dropout = (dropout > 0.0).then_some(weightloom_nn::Dropout { probability: dropout, seed: 0 });
         // Most packed rows have several documents.
-        let packed = self.context.config.data.r#type == DataType::Files
+        let data = &self.context.config.data;
+        let packed = data.r#type == DataType::Files
             && self.context.needs.documents == Supervision::Tokens
-            && self.context.config.data.packing;
+            && data.packing.is_packed();
         let args = ForwardArgs {
             adapters: change.into(),
             documents: packed.then(|| self.tokens(rows)).transpose()?,

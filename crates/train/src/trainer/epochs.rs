@@ -9,16 +9,21 @@ pub(super) fn epochs_done(position: &Position, data: Option<&DataSummary>, layou
     let whole = position.epoch as f64;
     let Some(data) = data.filter(|data| data.documents > 0) else { return whole };
     let documents = data.documents as f64;
+    // The last token of a document is an input only if another document follows it.
+    let inputs = match layout {
+        RowLayout::Packed => data.tokens,
+        RowLayout::BestFit => data.tokens.saturating_sub(data.rows.unwrap_or(0)),
+        RowLayout::Padded | RowLayout::Pairs => data.tokens.saturating_sub(data.used),
+    };
+    let read = position.tokens as f64 / inputs.max(1) as f64 - whole;
+    if data.is_complete() && (layout == RowLayout::BestFit || position.parts > 0) {
+        // Rows are not in the order of the documents.
+        return whole + read.clamp(0.0, 1.0);
+    }
     let (least, most) = (position.place as f64 / documents, (position.place + 1) as f64 / documents);
     if !data.is_complete() {
         return whole + least.min(1.0);
     }
-    // The last token of a document is an input only if another document follows.
-    let inputs = match layout {
-        RowLayout::Packed => data.tokens,
-        RowLayout::Padded => data.tokens.saturating_sub(data.used),
-    };
-    let read = position.tokens as f64 / inputs.max(1) as f64 - whole;
     whole + read.clamp(least, most).min(1.0)
 }
 

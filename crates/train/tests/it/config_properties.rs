@@ -9,9 +9,9 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use weightloom_train::Config;
 use weightloom_train::config::{
-    Accelerator, BadLines, CheckpointConfig, ConfigErrors, DataConfig, DataFormat, DataType, EmaConfig, LoadStrictness,
-    LoraConfig, ModelConfig, OptimizerConfig, OptimizerKind, PipelineSchedule, Problem, Resume, SampleConfig,
-    TrainConfig, TrainOn, dump, read, schema,
+    Accelerator, BadLines, CheckpointConfig, ConfigErrors, DataConfig, DataFormat, DataType, EmaConfig,
+    LoadStrictness, LoraConfig, ModelConfig, OptimizerConfig, OptimizerKind, Packing, PipelineSchedule, Problem,
+    Resume, SampleConfig, TrainConfig, TrainOn, dump, read, schema,
 };
 
 fn none(_: &str) -> Option<String> {
@@ -275,7 +275,7 @@ fn data() -> impl Strategy<Value = DataConfig> {
             DataFormat::Alpaca,
             DataFormat::Sharegpt,
         ]),
-        any::<bool>(),
+        proptest::sample::select(vec![Packing::Packed, Packing::BestFit, Packing::Padded]),
         proptest::sample::select(vec![TrainOn::Completions, TrainOn::All]),
     );
     (words, vec(name(), 1..4), 2usize..99, option::of(any::<u64>()), option::of(text())).prop_map(
@@ -284,6 +284,7 @@ fn data() -> impl Strategy<Value = DataConfig> {
             eval_sets: BTreeMap::new(),
             eval_paths: paths.clone(),
             paths,
+            mixture: Vec::new(),
             dataset: None,
             format,
             max_seq_len,
@@ -292,6 +293,7 @@ fn data() -> impl Strategy<Value = DataConfig> {
             bad_lines: BadLines::default(),
             train_on,
             shuffle: max_seq_len.is_multiple_of(2),
+            shuffle_windows: max_seq_len.is_multiple_of(3),
             seed,
             chat_template: None,
             separator,

@@ -154,6 +154,11 @@ pub(super) fn summary_lines(summary: &DataSummary) -> Vec<String> {
         head += &format!("; files of other types, not read: {}", types.join(", "));
     }
     let mut lines = vec![head];
+    if !summary.other_splits.is_empty() {
+        let splits: Vec<String> =
+            summary.other_splits.iter().map(|(split, files)| format!("{files} of {split}")).collect();
+        lines.push(format!("  files of other splits, not trained on: {}", splits.join(", ")));
+    }
     if !summary.is_complete() {
         lines.push(format!("  counted so far: {}", summary.read));
     }
@@ -167,6 +172,13 @@ pub(super) fn summary_lines(summary: &DataSummary) -> Vec<String> {
         "  used: {}, {} tokens{rows}, {} of them trained",
         summary.used, summary.tokens, summary.trained_tokens
     ));
+    if let Some(packing) = &summary.packing {
+        lines.push(format!(
+            "  rows: {:.1} % filled; {:.1} % of the documents continue in another row",
+            100.0 * packing.filled,
+            100.0 * packing.cut
+        ));
+    }
     if summary.truncated > 0 {
         lines.push(format!(
             "  truncated: {}, by {}; raise `data.max_seq_len` to keep them whole",

@@ -30,9 +30,10 @@ const NOT_RUN: [(&str, &str); 12] = [
 ];
 
 /// Configs that this test does not run, by their page, and why.
-const FRAGMENTS: [(&str, &str); 2] = [
+const FRAGMENTS: [(&str, &str); 3] = [
     ("sway-backend-protocol.md", "the models of a suite without probes; tests of sway run such a program"),
     ("sway.md", "prompts of a suite without models; the tests `chats` of sway ask with such prompts"),
+    ("train.md", "a mixture of three sets; tests of the data loader draw from such mixtures"),
 ];
 
 /// Commands whose exit code is an answer.

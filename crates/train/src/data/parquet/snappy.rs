@@ -46,10 +46,12 @@ pub(super) fn decompress(block: &[u8], most: usize) -> Result<Vec<u8>, ParquetEr
             }
         };
         if count > 0 {
-            let start = bytes.len().checked_sub(offset).filter(|_| offset > 0).ok_or(DAMAGED)?;
+            if offset == 0 || offset > bytes.len() {
+                return Err(DAMAGED);
+            }
             // The copy may overlap what it writes.
-            for from in start..start + count {
-                bytes.push(bytes[from]);
+            for _ in 0..count {
+                bytes.push(bytes[bytes.len() - offset]);
             }
         }
         if bytes.len() > length {

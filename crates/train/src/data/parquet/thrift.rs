@@ -73,7 +73,7 @@ impl<'a> Thrift<'a> {
     }
 }
 
-/// Why bytes are no value.
+/// Why bytes are not a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ThriftError {
     /// More bytes may help.

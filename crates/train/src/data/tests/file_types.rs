@@ -9,10 +9,10 @@ use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 use serde_json::json;
 use weightloom_errors::Hint;
 
-use super::stage::{all_rows, documents, folder, inside, settings, write};
+use super::stage::{all_rows, documents, folder, inside, settings, walk, write};
 use crate::data::error::DataError;
 use crate::data::record::Content;
-use crate::data::{DataState, Epochs, Loader, Row};
+use crate::data::{Epochs, Loader, Row};
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
@@ -151,36 +151,6 @@ fn parquet_gives_the_documents_of_its_rows() {
     assert!(error.to_string().contains("a.parquet:1: "), "{error}");
 }
 
-fn rows_of(
-    settings: &crate::data::DataSettings,
-    from: Option<&DataState>,
-    ranks: usize,
-) -> (Vec<Row>, DataState) {
-    let mut loaders: Vec<Loader> = (0..ranks).map(|_| Loader::new(settings.clone()).unwrap()).collect();
-    let mut rows = Vec::new();
-    let mut middle = loaders[0].state();
-    for loader in &mut loaders {
-        from.map(|state| loader.restore(state).unwrap());
-    }
-    for step in 0.. {
-        let mut ended = false;
-        for (rank, loader) in loaders.iter_mut().enumerate() {
-            let share = 8 / ranks;
-            match loader.next_batch(8, &[rank * share..(rank + 1) * share]).unwrap() {
-                Some(batch) => rows.extend(batch.rows),
-                None => ended = true,
-            }
-        }
-        if ended {
-            break;
-        }
-        if step == 1 {
-            middle = loaders[0].state();
-        }
-    }
-    (rows, middle)
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
@@ -209,13 +179,13 @@ proptest! {
             let changes = json!({"paths": [inside(&folder, name)], "max_seq_len": 9, "packing": packing});
             let settings = settings(&folder, changes);
             let settings = crate::data::DataSettings { epochs: Epochs::Times(2), ..settings };
-            let (rows, middle) = rows_of(&settings, None, 1);
+            let (rows, middle) = walk(&settings, None, 1);
             let expected = expected.get_or_insert_with(|| rows.clone());
             prop_assert_eq!(&rows, &*expected, "{}", name);
-            prop_assert_eq!(&rows_of(&settings, None, 2).0, &*expected);
-            prop_assert_eq!(&rows_of(&settings, None, 8).0, &*expected);
+            prop_assert_eq!(&walk(&settings, None, 2).0, &*expected);
+            prop_assert_eq!(&walk(&settings, None, 8).0, &*expected);
             if middle.position.rows > 0 {
-                prop_assert_eq!(&rows_of(&settings, Some(&middle), 2).0[..], &expected[16..]);
+                prop_assert_eq!(&walk(&settings, Some(&middle), 2).0[..], &expected[16..]);
             }
         }
     }

@@ -7,6 +7,7 @@ use serde_json::json;
 use super::stage::{folder, inside, settings, write};
 use crate::config::DataFormat;
 use crate::data::error::DataError;
+use crate::data::hf_dataset::Purpose;
 use crate::data::paths::{FoundFiles, Kind};
 use crate::data::record::{Content, Parsed};
 use crate::data::{DataSize, Loader};
@@ -17,7 +18,11 @@ fn skipped(types: &[(&str, usize)]) -> BTreeMap<String, usize> {
 }
 
 fn names(paths: &[String]) -> Result<Vec<String>, DataError> {
-    Ok(FoundFiles::new(paths, &DataFormat::Text)?.files.into_iter().map(|file| file.name).collect())
+    Ok(FoundFiles::new(paths, &DataFormat::Text, Purpose::Training)?
+        .files
+        .into_iter()
+        .map(|file| file.name)
+        .collect())
 }
 
 #[test]
@@ -34,7 +39,7 @@ fn folders_are_read_recursively() {
         ("script.py", b"x"),
     ]);
     let all = folder.path().to_str().unwrap().to_owned();
-    let found = FoundFiles::new(std::slice::from_ref(&all), &DataFormat::Auto).unwrap();
+    let found = FoundFiles::new(std::slice::from_ref(&all), &DataFormat::Auto, Purpose::Training).unwrap();
     let names: Vec<&str> = found.files.iter().map(|file| file.name.as_str()).collect();
     assert_eq!(names, ["B.text", "a.markdown", "a/c.jsonl", "a/z.MD", "b.txt"]);
     assert_eq!(found.skipped_files, skipped(&[(".png", 1), (".py", 1)]));
@@ -42,10 +47,10 @@ fn folders_are_read_recursively() {
 
     // A file that is named comes in its place, and once, if a format says what it is.
     let paths = [inside(&folder, "script.py"), all, inside(&folder, "script.py")];
-    let found = FoundFiles::new(&paths, &DataFormat::Text).unwrap();
+    let found = FoundFiles::new(&paths, &DataFormat::Text, Purpose::Training).unwrap();
     assert_eq!((found.files.len(), found.files[0].name.as_str()), (6, "script.py"));
     assert_eq!((found.files[0].kind, found.skipped_files), (Kind::Text, skipped(&[(".png", 1)])));
-    let found = FoundFiles::new(&paths, &DataFormat::Chat).unwrap();
+    let found = FoundFiles::new(&paths, &DataFormat::Chat, Purpose::Training).unwrap();
     assert_eq!(found.files[0].kind, Kind::Jsonl);
 }
 
@@ -66,9 +71,10 @@ fn patterns_match_files_and_folders() {
     assert_eq!(of("**/{a,b}.txt"), ["2023/a.txt", "2024-1/a.txt", "2024-1/deep/b.txt"]);
     assert_eq!(of("2024-1/**"), ["a.txt", "deep/b.txt", "other.bin"]);
     assert_eq!(of("2024-[2-9]/*"), ["2024-2/c.jsonl"]);
-    let found = FoundFiles::new(&[inside(&folder, "2024-1/**")], &DataFormat::Text).unwrap();
+    let found =
+        FoundFiles::new(&[inside(&folder, "2024-1/**")], &DataFormat::Text, Purpose::Training).unwrap();
     assert_eq!(found.skipped_files, skipped(&[]));
-    let found = FoundFiles::new(&[inside(&folder, "2024-*")], &DataFormat::Auto).unwrap();
+    let found = FoundFiles::new(&[inside(&folder, "2024-*")], &DataFormat::Auto, Purpose::Training).unwrap();
     assert_eq!(found.skipped_files, skipped(&[(".bin", 1)]));
 
     // What is there by this very name is no pattern.
@@ -114,14 +120,23 @@ fn documents_are_read_from_their_files() {
     assert!(matches!(chat, Content::Chat { messages, tools: None } if messages[0].role() == "user"));
     assert_eq!(read(5), ("c.md:1".to_owned(), text("# third")));
     let bytes = (20 + lines.len() + 7) as u64;
-    assert_eq!(documents.size(), DataSize { files: 3, skipped_files: skipped(&[]), documents: 6, bytes });
+    assert_eq!(
+        documents.size(),
+        DataSize { files: 3, skipped_files: skipped(&[]), other_splits: skipped(&[]), documents: 6, bytes }
+    );
 }
 
 #[test]
 fn a_loader_reports_the_size_of_the_data() {
     let folder = folder(&[("a.txt", b"abc"), ("b.png", b"x")]);
     let loader = Loader::new(settings(&folder, json!({}))).unwrap();
-    let expected = DataSize { files: 1, skipped_files: skipped(&[(".png", 1)]), documents: 1, bytes: 3 };
+    let expected = DataSize {
+        files: 1,
+        skipped_files: skipped(&[(".png", 1)]),
+        other_splits: skipped(&[]),
+        documents: 1,
+        bytes: 3,
+    };
     assert_eq!(loader.size(), Some(expected));
 }
 

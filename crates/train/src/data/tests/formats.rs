@@ -124,7 +124,7 @@ fn what_is_wrong_in_a_record_is_named() {
         ),
         (
             json!({"messages": [{"role": "user"}], "tools": "add"}),
-            "`tools` must be a list of tools, not a string that is no JSON list",
+            "`tools` must be a list of tools, not a string without a JSON list",
         ),
         (
             json!({"conversations": [], "messages": []}),

@@ -8,6 +8,7 @@ use weightloom_hub::text::{ChatTemplates, Message, Tokenizer};
 use super::stage::{Around, templates, tokenizer};
 use crate::config::TrainOn;
 use crate::data::error::DataError;
+use crate::data::parts::Part;
 use crate::data::record::{Content, Origin};
 use crate::data::sample::{Sample, Sampler, Templates};
 use crate::data::{DocumentStatus, DropReason, Supervision};
@@ -25,7 +26,7 @@ pub(super) fn sampler(around: Around, template: &str) -> Sampler {
 }
 
 pub(super) fn sample(sampler: &Sampler, content: Content) -> Result<Sample, DataError> {
-    sampler.sample(content, &Origin { file: "x.jsonl".to_owned(), line: 7 })
+    sampler.sample(content, Part::Whole, &Origin { file: "x.jsonl".to_owned(), line: 7 })
 }
 
 /// Tokens side by side, with brackets around those that count.

@@ -9,7 +9,9 @@ use weightloom_hub::text::{ChatTemplates, TextError, Tokenizer};
 
 use crate::config::{BadLines, DataConfig, DataFormat};
 use crate::data::documents::{DocumentSettings, Documents};
-use crate::data::{DataError, DataFormats, DataSettings, Epochs, Loader, Row};
+use crate::data::hf_dataset::Purpose;
+use crate::data::scan::ScanSettings;
+use crate::data::{DataError, DataFormats, DataSettings, DataState, Epochs, Loader, Row};
 
 /// The special tokens, by their numbers.
 pub(super) const MARKS: [&str; 5] = ["<s>", "</s>", "<pad>", "<|im_start|>", "<|im_end|>"];
@@ -126,10 +128,42 @@ pub(super) fn documents(paths: &[String], separator: Option<&str>) -> Result<Doc
     let format = DataFormats::standard().select(&DataFormat::Auto).unwrap();
     let cache = Path::new(&paths[0]).with_file_name(".cache");
     let (bad_lines, cache) = (BadLines::Error, &*cache);
-    Documents::new(paths, &DocumentSettings { separator, format: &format, bad_lines, cache })
+    let scan = ScanSettings { separator, part_bytes: None };
+    Documents::new(
+        &[paths],
+        &DocumentSettings { scan, format: &format, bad_lines, purpose: Purpose::Training, cache },
+    )
 }
 
 /// All rows that one rank alone is given, one by one.
 pub(super) fn all_rows(loader: &mut Loader) -> Vec<Row> {
     std::iter::from_fn(|| loader.next_batch(1, &[0..1]).unwrap()).flat_map(|batch| batch.rows).collect()
+}
+
+/// All rows that ranks are given in batches of eight, and the state after two of
+/// them. The ranks start from a state, if there is one.
+pub(super) fn walk(settings: &DataSettings, from: Option<&DataState>, ranks: usize) -> (Vec<Row>, DataState) {
+    let mut loaders: Vec<Loader> = (0..ranks).map(|_| Loader::new(settings.clone()).unwrap()).collect();
+    if let Some(state) = from {
+        loaders.iter_mut().for_each(|loader| loader.restore(state).unwrap());
+    }
+    let (mut rows, mut middle) = (Vec::new(), loaders[0].state());
+    for step in 0.. {
+        let share = 8 / ranks;
+        let mut ended = false;
+        for (rank, loader) in loaders.iter_mut().enumerate() {
+            let own = rank * share..(rank + 1) * share;
+            match loader.next_batch(8, std::slice::from_ref(&own)).unwrap() {
+                Some(batch) => rows.extend(batch.rows),
+                None => ended = true,
+            }
+        }
+        if ended || step == 50 {
+            break;
+        }
+        if step == 1 {
+            middle = loaders[0].state();
+        }
+    }
+    (rows, middle)
 }

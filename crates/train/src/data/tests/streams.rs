@@ -92,7 +92,7 @@ fn expected(documents: &[Document], settings: &DataSettings, epochs: u64) -> Vec
             );
         }
     }
-    if settings.config.packing {
+    if settings.config.packing.is_packed() {
         pieces = vec![pieces.concat()];
     }
     let mut rows = Vec::new();
