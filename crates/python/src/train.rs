@@ -159,7 +159,7 @@ impl Callback for Hooks {
     }
 
     fn on_evaluate(&mut self, run: &TrainerState<'_>, evaluation: &Evaluation) -> CallbackResult {
-        let Evaluation { loss, targets, samples } = evaluation;
+        let Evaluation { loss, targets, samples, .. } = evaluation;
         self.call("on_evaluate", || Ok((state(run), (*loss, *targets, samples.clone()))))
     }
 

@@ -78,7 +78,7 @@ impl Documents {
         let mut documents = Self { files, entries, format: format.clone(), skipped_files, prompt_style };
         let mut first = 0;
         for file in &documents.files {
-            if file.kind != Kind::Text && matches!(documents.read(first)?.1, Content::Chat { .. }) {
+            if file.kind != Kind::Text && documents.read(first)?.1.kind() == DataKind::Chat {
                 documents.prompt_style = PromptStyle::Chat;
             }
             first = file.end;

@@ -8,6 +8,7 @@ use weightloom_hub::cards::ModelAddress;
 use super::build::load_tokenizer;
 use super::dataset::ResolvedConfig;
 use super::model_plan::ModelPlan;
+use super::teacher;
 use super::weights::open_weights;
 use crate::config::{Config, DataType};
 use crate::data::{DataError, DataSettings, Epochs, Loader};
@@ -41,6 +42,11 @@ pub fn dry_run(request: DryRunRequest<'_>) -> Result<DryRun, TrainError> {
         (Some(path), None) => Some(known_config(hub, &*spec, path)?),
         _ => None,
     };
+    let loss = extensions.losses.build(&config.train.loss)?;
+    let teacher = loss.needs().teacher;
+    let student =
+        || Ok::<_, TrainError>(ModelPlan::new(config, &*spec, weights_config.as_ref(), world)?.definition);
+    let teacher = teacher.map(|path| teacher::describe(hub, &path, &*student()?)).transpose()?;
     let predict = |config: &Config, world: usize, data: Option<DryRunData<'_>>| {
         let plan = ModelPlan::new(config, &*spec, weights_config.as_ref(), world)?;
         let settings = DryRunSettings {
@@ -53,7 +59,7 @@ pub fn dry_run(request: DryRunRequest<'_>) -> Result<DryRun, TrainError> {
             data,
             extensions,
         };
-        Ok::<DryRun, TrainError>(dry_run::run(&settings)?)
+        Ok::<DryRun, TrainError>(dry_run::run_with(&settings, teacher.as_ref())?)
     };
     let plan = ModelPlan::new(config, &*spec, weights_config.as_ref(), world)?;
     let mut loaded = loader(config, hub, (&*spec, extensions), plan.definition.vocabulary()).transpose();

@@ -271,6 +271,7 @@ fn data() -> impl Strategy<Value = DataConfig> {
             DataFormat::Text,
             DataFormat::PromptCompletion,
             DataFormat::Chat,
+            DataFormat::Preference,
         ]),
         any::<bool>(),
         proptest::sample::select(vec![TrainOn::Completions, TrainOn::All]),
