@@ -28,7 +28,7 @@ mod tests;
 mod traffic;
 
 use weightloom_gang::GangSizes;
-use weightloom_nn::{ModelDefinition, Parallel, Stage};
+use weightloom_nn::{ModelDefinition, Parallel, SharedDefinition, Stage};
 
 pub use error::DryRunError;
 pub use fit::{DeviceMemory, Effect, FitReport, GpuFit, Remedy};
@@ -72,9 +72,24 @@ pub struct DryRunData<'a> {
 /// The maximum number of steps in the digest of the data order.
 const STEPS_IN_ORDER: u64 = 1000;
 
+/// The model that a loss imitates.
+pub(crate) struct Teacher {
+    pub(crate) definition: SharedDefinition,
+    /// The tensor-parallel plan.
+    pub(crate) parallel: Parallel,
+}
+
 /// Predicts the costs of a run.
 pub fn run(settings: &DryRunSettings<'_>) -> Result<DryRun, DryRunError> {
-    let context = RunContext::new(settings)?;
+    run_with(settings, None)
+}
+
+/// Predicts the costs of a run with a teacher.
+pub(crate) fn run_with(
+    settings: &DryRunSettings<'_>,
+    teacher: Option<&Teacher>,
+) -> Result<DryRun, DryRunError> {
+    let context = RunContext { teacher, ..RunContext::new(settings)? };
     let mut kinds: Vec<(stage::Kind, StageCosts)> = Vec::new();
     let mut of_stage = Vec::with_capacity(context.stages.len());
     for (number, stage) in context.stages.iter().enumerate() {

@@ -24,6 +24,7 @@ use weightloom_layout::{DType, Shape};
 use weightloom_nn::{AdapterSpec, Model, NnError};
 
 pub use batch::{BatchTotals, LossBatch, LossNeeds, Reference};
+pub(crate) use distillation::teacher_logits;
 pub use error::LossError;
 pub use metric_sums::MetricSums;
 pub(crate) use preference::completion_logprobs;
@@ -54,15 +55,20 @@ pub enum LossKind {
     /// Cross-entropy of the next token, or the loss of a model with its own.
     #[default]
     CrossEntropy,
-    /// Direct preference optimization.
+    /// Direct preference optimization: chosen completions become likelier than
+    /// rejected ones, relative to the initial model.
     Dpo,
-    /// Odds ratio preference optimization.
+    /// Odds ratio preference optimization: the cross-entropy of prompts with chosen
+    /// completions, and the log odds ratio of chosen and rejected ones. Needs no
+    /// reference model.
     Orpo,
-    /// Simple preference optimization.
+    /// Simple preference optimization: the tokens of chosen completions become likelier
+    /// than those of rejected ones, by a margin. Needs no reference model.
     Simpo,
-    /// Kahneman-Tversky optimization.
+    /// Kahneman-Tversky optimization: desirable completions become likelier and
+    /// undesirable ones less likely, relative to the initial model.
     Kto,
-    /// Divergence from a teacher.
+    /// Kullback-Leibler divergence of the model from a teacher, and cross-entropy.
     Distillation,
     /// One that the program has registered with [`Losses`].
     #[serde(untagged)]

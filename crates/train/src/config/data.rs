@@ -103,6 +103,11 @@ impl DataConfig {
             Packing::Padded => RowLayout::Padded,
         }
     }
+
+    /// Whether there is evaluation data.
+    pub fn has_eval_data(&self) -> bool {
+        !self.eval_paths.is_empty() || !self.eval_sets.is_empty()
+    }
 }
 
 /// A set of a mixture.
@@ -175,11 +180,6 @@ impl JsonSchema for Packing {
                 {"oneOf": [{"type": "string", "const": Self::BEST_FIT, "description": best_fit}]},
             ],
         })
-    }
-
-    /// Whether there is evaluation data.
-    pub fn has_eval_data(&self) -> bool {
-        !self.eval_paths.is_empty() || !self.eval_sets.is_empty()
     }
 }
 

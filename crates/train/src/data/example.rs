@@ -1,10 +1,11 @@
 //! Documents as the model sees them, for people to read.
 
 use serde::Serialize;
-use weightloom_hub::text::SpecialText;
+use weightloom_hub::text::{SpecialText, Tokenizer};
 
 use super::error::DataError;
 use super::loader::Loader;
+use super::row::PairKind;
 use super::status::DocumentStatus;
 
 /// Characters of a dropped record.
@@ -28,6 +29,18 @@ pub struct Example {
     pub passages: Vec<Passage>,
     /// Whether the passages are all of it.
     pub complete: bool,
+    /// The second sequence, in a row of preferences.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub second: Option<SecondSequence>,
+}
+
+/// The second sequence of a row of preferences.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs)]
+pub struct SecondSequence {
+    /// What the two sequences are.
+    pub kind: PairKind,
+    pub passages: Vec<Passage>,
 }
 
 /// Consecutive tokens that all contribute to the loss, or none.
@@ -56,24 +69,36 @@ impl Loader {
                 complete = start.len() == record.trim_end().len();
                 passages.push(Passage { text: start, trained: false });
             }
-            let mut from = 0;
+            let tokenizer = &stream.sampler.tokenizer;
             let mask = &sample.mask[..sample.mask.len().min(stream.size + 1)];
-            for part in mask.chunk_by(|one, next| one == next) {
-                let tokens = &sample.tokens[from..from + part.len()];
-                let text = stream.sampler.tokenizer.decode(tokens, SpecialText::Keep);
-                passages.push(Passage { text, trained: part[0] });
-                from += part.len();
-            }
+            passages.extend(split(tokenizer, &sample.tokens, mask));
+            let second = sample.second.as_ref().map(|second| SecondSequence {
+                kind: second.kind,
+                passages: split(tokenizer, &second.tokens, &second.mask),
+            });
             examples.push(Example {
                 origin,
                 status: sample.status,
-                tokens: sample.tokens.len(),
+                tokens: sample.length(),
                 trained_tokens: sample.targets(),
                 full_length: sample.full_length,
                 passages,
                 complete,
+                second,
             });
         }
         Ok(examples)
     }
+}
+
+/// The passages of tokens.
+fn split(tokenizer: &Tokenizer, tokens: &[u32], mask: &[bool]) -> Vec<Passage> {
+    let mut from = 0;
+    let parts = mask.chunk_by(|one, next| one == next);
+    let passage = |part: &[bool]| {
+        let text = tokenizer.decode(&tokens[from..from + part.len()], SpecialText::Keep);
+        from += part.len();
+        Passage { text, trained: part[0] }
+    };
+    parts.map(passage).collect()
 }

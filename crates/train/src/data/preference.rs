@@ -175,30 +175,43 @@ pub(super) fn preference(record: &mut Record<'_>) -> Result<Preference, DataErro
         }
     };
     // Completions may repeat the prompt, or have it only there.
-    let shared = shared_messages(&chosen, &rejected);
-    let repeated = &chosen[..shared];
+    let repeated = &chosen[..shared_messages(&chosen, &rejected)];
     let prompt = match prompt {
-        Some(prompt) if !repeated.ends_with(&prompt) => prompt,
+        Some(prompt) if !ends_with(repeated, &prompt) => prompt,
         _ => repeated.to_vec(),
     };
-    let own = |messages: Vec<Message>| match messages.starts_with(&prompt) {
-        true => messages[prompt.len()..].to_vec(),
-        false => messages,
-    };
-    let of = |completion: Vec<Message>| Completion::Chat {
-        prompt: prompt.clone(),
-        completion: own(completion),
-        tools: tools.clone(),
+    let of = |completion: Vec<Message>| {
+        let own = if begins_with(&completion, &prompt) { prompt.len() } else { 0 };
+        Completion::Chat {
+            prompt: prompt.clone(),
+            completion: completion[own..].to_vec(),
+            tools: tools.clone(),
+        }
     };
     Ok(Preference { chosen: of(chosen), rejected: of(rejected) })
 }
 
 const ANSWER: &str = "assistant";
 
+/// Whether two messages say the same, whatever the order of their keys.
+fn is_same(one: &Message, other: &Message) -> bool {
+    let keys = ["content", "tool_calls", "name"];
+    one.role() == other.role() && keys.iter().all(|key| one.get(key) == other.get(key))
+}
+
 /// Messages that both conversations begin with. At least one of each is its own.
 fn shared_messages(one: &[Message], other: &[Message]) -> usize {
     let most = one.len().min(other.len()).saturating_sub(1);
-    one.iter().zip(other).take(most).take_while(|(one, other)| one == other).count()
+    one.iter().zip(other).take(most).take_while(|(one, other)| is_same(one, other)).count()
+}
+
+fn begins_with(messages: &[Message], start: &[Message]) -> bool {
+    messages.len() > start.len() && messages.iter().zip(start).all(|(one, other)| is_same(one, other))
+}
+
+fn ends_with(messages: &[Message], end: &[Message]) -> bool {
+    let from = messages.len().checked_sub(end.len());
+    from.is_some_and(|from| messages[from..].iter().zip(end).all(|(one, other)| is_same(one, other)))
 }
 
 /// Bytes that both texts begin with, without a space at their end: it belongs to

@@ -1,5 +1,6 @@
 //! Rows of inputs and targets.
 
+use serde::Serialize;
 use weightloom_nn::IGNORED;
 
 use super::sample::Sample;
@@ -33,7 +34,8 @@ pub struct RowPair {
 }
 
 /// What the two sequences of a row are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum PairKind {
     /// A prompt with its chosen, and with its rejected completion.
     Rejected,
@@ -47,7 +49,13 @@ pub enum PairKind {
 impl Row {
     /// A row of padding.
     pub(crate) fn empty(size: usize, pad: u32) -> Self {
-        Self { inputs: vec![pad; size], targets: vec![IGNORED; size], starts: Vec::new(), length: 0, pair: None }
+        Self {
+            inputs: vec![pad; size],
+            targets: vec![IGNORED; size],
+            starts: Vec::new(),
+            length: 0,
+            pair: None,
+        }
     }
 
     /// Whether it has tokens of several documents.

@@ -173,7 +173,12 @@ impl Sampler {
         Ok(Sample::new(tokens, mask))
     }
 
-    pub(super) fn prompt(&self, prompt: String, completion: &str, origin: &Origin) -> Result<Sample, DataError> {
+    pub(super) fn prompt(
+        &self,
+        prompt: String,
+        completion: &str,
+        origin: &Origin,
+    ) -> Result<Sample, DataError> {
         let from = prompt.len();
         let whole = prompt + completion;
         let Encoded { ids: mut tokens, mut offsets } = self.encode(&whole, Special::Add, origin)?;

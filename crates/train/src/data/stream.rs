@@ -101,7 +101,9 @@ impl RowStream {
 
     /// Moves past the next document, which is a row.
     fn next_pair(&mut self, position: &mut Position, want: Want) -> Result<Option<Option<Row>>, DataError> {
-        let Some(Remainder { document, length, .. }) = self.next_remainder(position)? else { return Ok(None) };
+        let Some(Remainder { document, length, .. }) = self.next_remainder(position)? else {
+            return Ok(None);
+        };
         let row = (want == Want::Row).then(|| self.pair_row(document)).transpose()?;
         position.advance(self.order.len());
         position.rows = position.rows.saturating_add(1);

@@ -6,7 +6,7 @@ use weightloom_layout::{DType, Mesh, Shape};
 use weightloom_nn::{ActivationCheckpointing, ModelDefinition, Parallel, Plan, Stage, Usage};
 
 use super::report::{BatchReport, MeshReport};
-use super::{DryRunError, DryRunSettings};
+use super::{DryRunError, DryRunSettings, Teacher};
 use crate::config::{Config, DataType, GradientCheckpointing, LoraConfig, PipelineSchedule};
 use crate::data::{DataError, Supervision};
 use crate::loss::{LossNeeds, SelectedLoss};
@@ -36,6 +36,7 @@ pub(super) struct RunContext<'a> {
     pub(super) optimizer: Box<dyn Optimizer>,
     pub(super) loss: SelectedLoss,
     pub(super) needs: LossNeeds,
+    pub(super) teacher: Option<&'a Teacher>,
     pub(super) operations: &'a weightloom_dtensor::Registry,
     pub(super) frozen: Patterns,
     /// Data-parallel ranks.
@@ -103,6 +104,7 @@ impl<'a> RunContext<'a> {
             optimizer,
             loss,
             needs,
+            teacher: None,
             operations: &extensions.operations,
             frozen,
             dp,
@@ -147,6 +149,13 @@ impl<'a> RunContext<'a> {
         let mesh = self.mesh.sub_mesh(rank, &["rdp", "sdp", "tp"])?;
         let specs = self.definition.parameters(&self.stages[number]);
         Ok(Plan::new(self.parallel, &specs, mesh)?.with_usage(self.usage()))
+    }
+
+    /// The parallel plan of a teacher, which shares the ranks of a stage.
+    pub(super) fn teacher_plan(&self, teacher: &Teacher, rank: usize) -> Result<Plan, DryRunError> {
+        let mesh = self.mesh.sub_mesh(rank, &["rdp", "sdp", "tp"])?;
+        let specs = teacher.definition.all_parameters();
+        Ok(Plan::new(&teacher.parallel, &specs, mesh)?.with_usage(self.usage()))
     }
 
     pub(super) fn usage(&self) -> Usage {

@@ -11,7 +11,7 @@ use super::stage::DryStage;
 use crate::config::DataType;
 use crate::data::Supervision;
 use crate::engine::MicroBatch;
-use crate::loss::{LossArgs, LossBatch, Reference, completion_logprobs};
+use crate::loss::{LossArgs, LossBatch, Reference, completion_logprobs, teacher_logits};
 
 /// The costs of one micro-batch. Memory is in bytes, relative to the start of the
 /// pass.
@@ -86,8 +86,10 @@ impl StagePasses<'_> {
         rows: usize,
         width: Option<usize>,
     ) -> Result<DTensor, DryRunError> {
-        let dims: Vec<usize> =
-            [rows * self.context.sequences() * self.context.dp, self.context.seq_len].into_iter().chain(width).collect();
+        let dims: Vec<usize> = [rows * self.context.sequences() * self.context.dp, self.context.seq_len]
+            .into_iter()
+            .chain(width)
+            .collect();
         let shape = Shape::new(&dims).map_err(TensorError::from)?;
         let local = layout.local_shape(&shape, self.stage.dist.rank())?;
         let local = Tensor::zeros(dtype, &local, Device::Meta)?;
@@ -124,14 +126,9 @@ impl StagePasses<'_> {
         };
         let dropout = self.context.config.model.lora.as_ref().map_or(0.0, |lora| lora.dropout);
         let dropout = (dropout > 0.0).then_some(weightloom_nn::Dropout { probability: dropout, seed: 0 });
-        // Most packed rows have several documents.
-        let data = &self.context.config.data;
-        let packed = data.r#type == DataType::Files
-            && self.context.needs.documents == Supervision::Tokens
-            && data.packing.is_packed();
         let args = ForwardArgs {
             adapters: change.into(),
-            documents: packed.then(|| self.tokens(rows)).transpose()?,
+            documents: self.documents(rows)?,
             checkpointing: self.context.checkpointing(),
             dropout,
             ..ForwardArgs::default()
@@ -159,7 +156,11 @@ impl StagePasses<'_> {
                     targets: &targets,
                     divisor: 1.0,
                     adapter: change,
-                    batch: LossBatch { rows: Some(&micro), teacher: teacher.as_ref(), ..LossBatch::default() },
+                    batch: LossBatch {
+                        rows: Some(&micro),
+                        teacher: teacher.as_ref(),
+                        ..LossBatch::default()
+                    },
                 };
                 self.context.loss.compute(&args)?
             }
@@ -179,7 +180,8 @@ impl StagePasses<'_> {
     fn compare(&self, rows: usize, adapter: Option<AdapterSpec<'_>>) -> Result<(), DryRunError> {
         no_grad(|| {
             let (model, given) = (&self.stage.model, Input::Tokens(self.tokens(rows)?));
-            let hidden = model.forward(given, ForwardArgs { adapters: adapter.into(), ..ForwardArgs::default() })?;
+            let hidden =
+                model.forward(given, ForwardArgs { adapters: adapter.into(), ..ForwardArgs::default() })?;
             completion_logprobs(&**model, &hidden, &self.micro_batch(rows), adapter)?;
             Ok(())
         })
@@ -194,14 +196,25 @@ impl StagePasses<'_> {
         }
     }
 
-    /// Logits as a teacher returns them.
+    /// The logits of the teacher, if it is known.
     fn teacher_logits(&self, rows: usize) -> Result<DTensor, DryRunError> {
+        if let Some(teacher) = &self.stage.teacher {
+            return Ok(teacher_logits(&**teacher, self.tokens(rows)?, self.documents(rows)?)?);
+        }
         let layout = self.stage.model.plan().batch_layout()?;
         let rows = rows * self.context.dp * self.context.seq_len;
         let shape = Shape::new(&[rows, self.context.definition.vocabulary()]).map_err(TensorError::from)?;
         let local = layout.local_shape(&shape, self.stage.dist.rank())?;
         let local = Tensor::zeros(DType::F32, &local, Device::Meta)?;
         Ok(DTensor::from_local(&self.stage.dist, local, layout, &shape)?)
+    }
+
+    /// The starts of documents. Most packed rows have several.
+    fn documents(&self, rows: usize) -> Result<Option<DTensor>, DryRunError> {
+        let packed = self.context.config.data.r#type == DataType::Files
+            && self.context.needs.documents == Supervision::Tokens
+            && self.context.config.data.packing.is_packed();
+        packed.then(|| self.tokens(rows)).transpose()
     }
 
     fn backward(&self, forwarded: ForwardResult) -> Result<(), DryRunError> {

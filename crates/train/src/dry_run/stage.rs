@@ -8,10 +8,10 @@ use weightloom_layout::{DType, Layout, Shape};
 use weightloom_nn::{Adapter, Model, ModelShard, ParameterSpec, Plan, Stage};
 use weightloom_tensor::{Device, Meter, Tensor, counted};
 
-use super::DryRunError;
 use super::context::{RunContext, STORAGE_DTYPE};
 use super::passes::Passes;
 use super::report::StageReport;
+use super::{DryRunError, Teacher};
 use crate::lora_target::check_targets;
 use crate::optimizer::{ParameterStates, StepInfo, update};
 
@@ -49,6 +49,7 @@ impl Kind {
 pub(super) struct DryStage {
     pub(super) model: Box<dyn Model>,
     pub(super) adapter: Option<Adapter>,
+    pub(super) teacher: Option<Box<dyn Model>>,
     pub(super) dist: Arc<DistContext>,
     pub(super) meter: Meter,
     pub(super) states: Vec<ParameterStates>,
@@ -63,7 +64,8 @@ impl DryStage {
         let options = DistOptions { log_comm: true, registry, ..DistOptions::default() };
         let dist = DistContext::dry_run(rank, options);
         let meter = Meter::new();
-        let (model, adapter, states) = meter.watch(|| -> Result<_, DryRunError> {
+        let teacher = context.teacher.filter(|_| stage.is_last());
+        let (model, adapter, states, teacher) = meter.watch(|| -> Result<_, DryRunError> {
             let specs = context.definition.parameters(&stage);
             let values = specs
                 .iter()
@@ -91,15 +93,16 @@ impl DryStage {
                 .iter()
                 .map(|(name, value)| ParameterStates::new(&*context.optimizer, name, value))
                 .collect::<Result<_, _>>()?;
-            Ok((model, adapter, states))
+            let teacher = teacher.map(|teacher| teacher_model(context, &dist, teacher)).transpose()?;
+            Ok((model, adapter, states, teacher))
         })?;
-        Ok(Self { model, adapter, dist, meter, states })
+        Ok(Self { model, adapter, teacher, dist, meter, states })
     }
 
     /// Reduces gradients and runs the optimizer, as an engine does. Returns the
     /// communication.
     fn step(&mut self, context: &RunContext<'_>) -> Result<Vec<CommRecord>, DryRunError> {
-        let Self { model, adapter, dist, meter, states } = self;
+        let Self { model, adapter, dist, meter, states, .. } = self;
         meter.watch(|| {
             let values = trained(&**model, adapter.as_ref());
             values.iter().try_for_each(|(_, value)| value.reduce_gradient())?;
@@ -154,6 +157,23 @@ fn empty(
     let local = layout.local_shape(&spec.shape, dist.rank())?;
     let local = Tensor::zeros(dtype, &local, Device::Meta)?;
     Ok((spec.name.clone(), DTensor::from_local(dist, local, layout, &spec.shape)?))
+}
+
+/// A teacher on a rank, in the dtype in which it computes.
+fn teacher_model(
+    context: &RunContext<'_>,
+    dist: &Arc<DistContext>,
+    teacher: &Teacher,
+) -> Result<Box<dyn Model>, DryRunError> {
+    let (definition, plan) = (&teacher.definition, context.teacher_plan(teacher, dist.rank())?);
+    let (specs, dtype) = (definition.all_parameters(), context.compute_dtype());
+    let values = specs.iter().map(|spec| empty(dist, &plan, spec, dtype)).collect::<Result<_, _>>()?;
+    let stage = Stage::whole(definition.layers());
+    let mut model = definition.build(ModelShard::new(specs, stage, plan, Arc::clone(dist), values)?)?;
+    for (_, value) in model.parameters_mut() {
+        *value = value.parameter(Role::Frozen);
+    }
+    Ok(model)
 }
 
 /// The adapter of a LoRA run.

@@ -224,7 +224,10 @@ fn micros_of(config: &Config, dp: usize) -> usize {
 fn micro_batches(config: &Config, dp: usize) -> Vec<MicroBatch> {
     let rows = config.train.global_batch_size / dp / micros_of(config, dp);
     let tokens: Vec<i64> = (0..rows * TIME).map(|at| (at * 7 % VOCABULARY) as i64).collect();
-    vec![MicroBatch { rows, inputs: tokens.clone(), targets: tokens, ..MicroBatch::default() }; micros_of(config, dp)]
+    vec![
+        MicroBatch { rows, inputs: tokens.clone(), targets: tokens, ..MicroBatch::default() };
+        micros_of(config, dp)
+    ]
 }
 
 /// What each rank holds and sends in its first step.

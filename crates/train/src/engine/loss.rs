@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use weightloom_dtensor::{DTensor, Role};
 use weightloom_gang::GangExt;
 use weightloom_layout::ReduceOp;
-use weightloom_nn::{AdapterSpec, ForwardArgs, Input, Model};
+use weightloom_nn::{AdapterSpec, ForwardArgs, Model};
 use weightloom_tensor::no_grad;
 
 use super::{Engine, LossPurpose, MicroBatch, StageModel};
@@ -14,6 +14,7 @@ use crate::data::Supervision;
 use crate::error::TrainError;
 use crate::loss::{
     BatchTotals, LossArgs, LossBatch, MetricSums, Reference, SelectedLoss, completion_logprobs,
+    teacher_logits,
 };
 
 /// What is known of the batch in progress.
@@ -50,7 +51,8 @@ impl Engine {
     /// Trains with another loss than the model's own.
     pub fn set_loss(&mut self, loss: SelectedLoss) {
         self.loss_needs = loss.needs();
-        self.loss_state = LossState { metrics: MetricSums::new(self.loss_needs.metrics), ..LossState::default() };
+        self.loss_state =
+            LossState { metrics: MetricSums::new(self.loss_needs.metrics), ..LossState::default() };
         self.loss = loss;
     }
 
@@ -140,7 +142,7 @@ impl Engine {
             Reference::Initial => Some(self.reference_of(stage, rows)?),
             Reference::None => None,
         };
-        let teacher = self.teacher.as_deref().map(|teacher| teacher_logits(teacher, rows)).transpose()?;
+        let teacher = self.teacher.as_deref().map(|teacher| logits_of(teacher, rows)).transpose()?;
         let args = LossArgs {
             model: &*stage.model,
             hidden,
@@ -218,14 +220,8 @@ impl Engine {
 }
 
 /// The logits of the teacher for the rows of a micro-batch.
-fn teacher_logits(teacher: &dyn Model, rows: &MicroBatch) -> Result<DTensor, TrainError> {
-    no_grad(|| {
-        let documents = rows.documents.as_ref();
-        let documents = documents.map(|starts| teacher.shard().batch(starts, rows.rows)).transpose()?;
-        let inputs = teacher.shard().batch(&rows.inputs, rows.rows)?;
-        let hidden = teacher.forward(Input::Tokens(inputs.clone()), ForwardArgs { documents, ..ForwardArgs::default() })?;
-        let batch = LossBatch::default();
-        let args = LossArgs { model: teacher, hidden: &hidden, targets: &inputs, divisor: 1.0, adapter: None, batch };
-        Ok(args.logits()?)
-    })
+fn logits_of(teacher: &dyn Model, rows: &MicroBatch) -> Result<DTensor, TrainError> {
+    let documents = rows.documents.as_ref();
+    let documents = documents.map(|starts| teacher.shard().batch(starts, rows.rows)).transpose()?;
+    Ok(teacher_logits(teacher, teacher.shard().batch(&rows.inputs, rows.rows)?, documents)?)
 }

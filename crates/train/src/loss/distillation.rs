@@ -4,10 +4,10 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use weightloom_dtensor::{DTensor, local_map};
 use weightloom_layout::Shape;
-use weightloom_nn::{IGNORED, NnError};
-use weightloom_tensor::{CrossEntropy, Device, Result, Tensor, TensorError};
+use weightloom_nn::{ForwardArgs, IGNORED, Input, Model, NnError};
+use weightloom_tensor::{CrossEntropy, Device, Result, Tensor, TensorError, no_grad};
 
-use super::batch::LossNeeds;
+use super::batch::{LossBatch, LossNeeds};
 use super::preference::layouts;
 use super::token_logprobs::constant;
 use super::{Loss, LossArgs, LossError, LossFactory, MetricSums};
@@ -59,7 +59,8 @@ impl LossFactory for DistillationFactory {
         }
         let temperature = options.temperature;
         if !(temperature.is_finite() && temperature > 0.0) {
-            problems.push(OptionProblem::new("temperature", format!("{temperature} is not a positive number")));
+            problems
+                .push(OptionProblem::new("temperature", format!("{temperature} is not a positive number")));
         }
         if !(0.0..=1.0).contains(&options.alpha) {
             problems.push(OptionProblem::new("alpha", format!("{} is not from 0 to 1", options.alpha)));
@@ -151,6 +152,20 @@ impl DistillationOptions {
         let counted = of_rows.mul(&constant(counted, &[rows], logits.device())?)?;
         counted.sum_all()?.scale(self.temperature * self.temperature)
     }
+}
+
+/// The logits of a teacher in `f32`, `[batch · time, vocabulary]`, without gradients.
+pub(crate) fn teacher_logits(
+    teacher: &dyn Model,
+    inputs: DTensor,
+    documents: Option<DTensor>,
+) -> Result<DTensor, NnError> {
+    no_grad(|| {
+        let args = ForwardArgs { documents, ..ForwardArgs::default() };
+        let hidden = teacher.forward(Input::Tokens(inputs.clone()), args)?;
+        let (adapter, batch) = (None, LossBatch::default());
+        LossArgs { model: teacher, hidden: &hidden, targets: &inputs, divisor: 1.0, adapter, batch }.logits()
+    })
 }
 
 /// 1 for each target that is not ignored, 0 for the others.

@@ -18,7 +18,9 @@ pub enum LossError {
     Unusable { loss: String, problem: String },
     #[error("cannot use the loss `{loss}` with {stages} pipeline stages: it needs {needs} on every rank")]
     Stages { loss: String, needs: &'static str, stages: usize },
-    #[error("cannot use `{teacher}` as a teacher: its vocabulary has {found} tokens, that of the model {expected}")]
+    #[error(
+        "cannot use `{teacher}` as a teacher: its vocabulary has {found} tokens, that of the model {expected}"
+    )]
     TeacherVocabulary { teacher: String, found: usize, expected: usize },
     #[error("cannot resume: the log-probabilities of the initial model are not in `{file}`")]
     NoReference { file: String },
@@ -33,9 +35,9 @@ impl Hint for LossError {
         match self {
             Self::Unknown(error) => error.hint(),
             Self::Nn(error) => error.hint(),
-            Self::Stages { .. } => {
-                Some("set `train.accelerator.pp` and `vpp` to 1; shard with `dp_shard` or `tp` instead".to_owned())
-            }
+            Self::Stages { .. } => Some(
+                "set `train.accelerator.pp` and `vpp` to 1; shard with `dp_shard` or `tp` instead".to_owned(),
+            ),
             Self::TeacherVocabulary { .. } => {
                 Some("use a teacher with the same tokenizer as the model".to_owned())
             }

@@ -162,11 +162,7 @@ impl Example {
 }
 
 /// Adds the metrics of a pair that all losses of pairs have.
-fn report_pair(
-    rewards: [f64; 2],
-    logprobs: [f64; 2],
-    add: &mut dyn FnMut(&'static str, f64),
-) {
+fn report_pair(rewards: [f64; 2], logprobs: [f64; 2], add: &mut dyn FnMut(&'static str, f64)) {
     let [chosen, rejected] = rewards;
     add("rewards/chosen", chosen);
     add("rewards/rejected", rejected);

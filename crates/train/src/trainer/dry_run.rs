@@ -11,6 +11,7 @@ use super::build::load_tokenizer;
 use super::checks::{ParameterPatterns, check_adapter, check_arch, check_config, check_family};
 use super::dataset::{ResolvedConfig, data_cache};
 use super::model_plan::ModelPlan;
+use super::teacher;
 use super::weights::open_weights;
 use crate::config::{Config, DataType, RunFacts};
 use crate::data::{DataError, DataSettings, Epochs, Loader};
@@ -54,6 +55,11 @@ pub fn dry_run(request: DryRunRequest<'_>) -> Result<DryRun, TrainError> {
     if let Some(model) = &weights {
         check_family(&*spec, model)?;
     }
+    let loss = extensions.losses.build(&config.train.loss)?;
+    let teacher = loss.needs().teacher;
+    let student =
+        || Ok::<_, TrainError>(ModelPlan::new(config, &*spec, weights_config.as_ref(), world)?.definition);
+    let teacher = teacher.map(|path| teacher::describe(hub, &path, &*student()?)).transpose()?;
     let predict = |config: &Config, world: usize, data: Option<DryRunData<'_>>| {
         let plan = ModelPlan::new(config, &*spec, weights_config.as_ref(), world)?;
         let settings = DryRunSettings {
@@ -66,7 +72,7 @@ pub fn dry_run(request: DryRunRequest<'_>) -> Result<DryRun, TrainError> {
             data,
             extensions,
         };
-        Ok::<DryRun, TrainError>(dry_run::run(&settings)?)
+        Ok::<DryRun, TrainError>(dry_run::run_with(&settings, teacher.as_ref())?)
     };
     let plan = ModelPlan::new(config, &*spec, weights_config.as_ref(), world)?;
     ParameterPatterns::new(config, &*plan.definition)?;

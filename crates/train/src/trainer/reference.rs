@@ -131,7 +131,8 @@ impl ReferencePass<'_> {
             return Ok(known.map_or_else(Vec::new, |(_, known)| known.into_iter().take(documents).collect()));
         };
         // A checkpoint of another run has them in that run's folder.
-        let of_other = checkpoint.ancestors().nth(2).map(|run| run.join("reference").join(format!("{name}.jsonl")));
+        let of_other =
+            checkpoint.ancestors().nth(2).map(|run| run.join("reference").join(format!("{name}.jsonl")));
         for file in std::iter::once(file.to_owned()).chain(of_other) {
             let Some((found, mut known)) = read(&file)? else { continue };
             if found.data != header.data || found.precision != header.precision {
@@ -201,7 +202,9 @@ fn own_sum(value: &DTensor) -> Result<ElementSum, TrainError> {
     let sum = local.read_host(|bytes| {
         ElementSum::of_region(value.dtype(), value.shape(), value.spec().region(), bytes)
     })?;
-    Ok(sum.map_err(|error| NnError::from(weightloom_tensor::TensorError::from_function("fingerprint", error)))?)
+    Ok(sum.map_err(|error| {
+        NnError::from(weightloom_tensor::TensorError::from_function("fingerprint", error))
+    })?)
 }
 
 /// A file to which log-probabilities are added.
@@ -233,7 +236,8 @@ impl Parts {
 
     fn line(&mut self, value: &impl Serialize) -> Result<(), TrainError> {
         let failed = FileError::while_trying_to("write", &self.path);
-        let line = serde_json::to_string(value).map_err(|error| TrainError::Reference { reason: error.to_string() })?;
+        let line = serde_json::to_string(value)
+            .map_err(|error| TrainError::Reference { reason: error.to_string() })?;
         Ok(writeln!(self.file, "{line}").map_err(failed)?)
     }
 
@@ -251,7 +255,9 @@ fn read(path: &Path) -> Result<Option<(Header, Vec<[f32; 2]>)>, TrainError> {
         Err(error) => return Err(FileError::new("read", path, &error).into()),
     };
     let mut lines = BufReader::new(file).lines().map_while(Result::ok);
-    let Some(header) = lines.next().and_then(|line| serde_json::from_str(&line).ok()) else { return Ok(None) };
+    let Some(header) = lines.next().and_then(|line| serde_json::from_str(&line).ok()) else {
+        return Ok(None);
+    };
     let mut known = Vec::new();
     for part in lines.map_while(|line| serde_json::from_str::<Part>(&line).ok()) {
         if part.first != known.len() {

@@ -428,7 +428,7 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         self.held_out.evaluated_step = Some(step);
-        let (tokenizer, config, held_out) = (self.tokenizer.as_deref(), self.config, &self.held_out);
+        let (tokenizer, config, held_out) = (self.tokenizer.as_deref(), self.config, &mut self.held_out);
         let evaluate = |engine: &Engine| held_out.evaluate(engine, config, tokenizer);
         let evaluation = self.engine.with_evaluated_weights(evaluate)?;
         if evaluation.loss.is_none() && evaluation.samples.is_empty() {

@@ -274,6 +274,7 @@ fn data() -> impl Strategy<Value = DataConfig> {
             DataFormat::Chat,
             DataFormat::Alpaca,
             DataFormat::Sharegpt,
+            DataFormat::Preference,
         ]),
         proptest::sample::select(vec![Packing::Packed, Packing::BestFit, Packing::Padded]),
         proptest::sample::select(vec![TrainOn::Completions, TrainOn::All]),

@@ -19,18 +19,11 @@ use weightloom_train::{
     Config, DryRunRequest, Extensions, TrainError, TrainRequest, dry_run, preview_data, train,
 };
 
-use crate::device::package_folder;
-
 fn hub() -> Hub {
     let mut families = weightloom_hub::Families::new();
     weightloom_models::register(&mut families).unwrap();
     let cards = StoreSettings::default().store(weightloom_models::CARDS);
     Hub::new(cards, families, Ok(FetchSettings::in_folders("none", "none")))
-}
-
-/// Weights of another vocabulary.
-fn other_weights() -> PathBuf {
-    package_folder(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures/gpt2")
 }
 
 /// Weights of a model that has learned the good completions.
@@ -52,7 +45,8 @@ fn place() -> tempfile::TempDir {
         "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
     });
     std::fs::write(place.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
-    std::fs::write(place.path().join("tokenizer_config.json"), json!({"eos_token": "<s>"}).to_string()).unwrap();
+    std::fs::write(place.path().join("tokenizer_config.json"), json!({"eos_token": "<s>"}).to_string())
+        .unwrap();
     let (mut pairs, mut labels, mut texts) = (String::new(), String::new(), String::new());
     for number in 0..13 {
         // Of different lengths, so that rows are padded.
@@ -62,7 +56,8 @@ fn place() -> tempfile::TempDir {
         writeln!(pairs, "{pair}").unwrap();
         let is_good = number % 2 == 0;
         let completion = if is_good { &good } else { &bad };
-        writeln!(labels, "{}", json!({"prompt": prompt, "completion": completion, "label": is_good})).unwrap();
+        writeln!(labels, "{}", json!({"prompt": prompt, "completion": completion, "label": is_good}))
+            .unwrap();
         writeln!(texts, "{}", json!({"prompt": prompt, "completion": good})).unwrap();
     }
     for (name, text) in [("pairs", pairs), ("labels", labels), ("texts", texts)] {
@@ -78,6 +73,7 @@ struct Run {
     out: String,
     data: &'static str,
     loss: Value,
+    vocabulary: usize,
     ranks: usize,
     accelerator: Value,
     micro_batch_size: Option<usize>,
@@ -93,6 +89,7 @@ impl Run {
             out: "out".to_owned(),
             data,
             loss,
+            vocabulary: 97,
             ranks: 1,
             accelerator: json!({}),
             micro_batch_size: None,
@@ -116,7 +113,7 @@ impl Run {
         let Self { place, out, data, loss, accelerator, micro_batch_size, lora, steps, .. } = self;
         let mut model = json!({
             "name": "llama", "tokenizer_path": place, "config_overrides": {
-                "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+                "vocab_size": self.vocabulary, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
                 "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
             },
         });
@@ -167,8 +164,13 @@ impl Run {
 
     fn dry_run(&self) -> Result<u64, TrainError> {
         let (config, hub, extensions) = (self.config(), hub(), Extensions::standard());
-        let request =
-            DryRunRequest { config: &config, hub: &hub, extensions: &extensions, world: self.ranks, memory: None };
+        let request = DryRunRequest {
+            config: &config,
+            hub: &hub,
+            extensions: &extensions,
+            world: self.ranks,
+            memory: None,
+        };
         dry_run(request).map(|report| report.ranks[0].flops)
     }
 
@@ -203,18 +205,25 @@ fn apart(found: &[(f64, BTreeMap<String, f64>)], expected: &[(f64, BTreeMap<Stri
     most
 }
 
-/// Meshes whose runs have the same numbers as those of one rank.
-fn meshes(with_pipelines: bool) -> Vec<(usize, Value)> {
-    let mut all = vec![(2, json!({})), (2, json!({"tp": 2, "dp_shard": 1}))];
-    if with_pipelines {
-        all.push((2, json!({"pp": 2, "dp_shard": 1})));
-    }
-    all
+/// Meshes of two ranks, whose runs have the same numbers as those of one rank.
+fn meshes() -> Vec<Value> {
+    vec![json!({}), json!({"tp": 2, "dp_shard": 1, "sequence_parallel": true})]
+}
+
+/// The same with a pipeline.
+fn meshes_and_pipeline() -> Vec<Value> {
+    [meshes(), vec![json!({"pp": 2, "dp_shard": 1})]].concat()
 }
 
 #[test]
 fn losses_of_preferences_learn_and_do_not_depend_on_ranks() {
-    for (kind, pipelines) in [("dpo", false), ("orpo", true), ("simpo", true), ("kto", false)] {
+    let kinds = [
+        ("dpo", meshes()),
+        ("orpo", meshes_and_pipeline()),
+        ("simpo", meshes_and_pipeline()),
+        ("kto", meshes()),
+    ];
+    for (kind, meshes) in kinds {
         let place = place();
         let run = Run::of(kind, place.path());
         let one = run.numbers();
@@ -235,10 +244,10 @@ fn losses_of_preferences_learn_and_do_not_depend_on_ranks() {
         let off = apart(&small.numbers(), &one);
         println!("{kind}, micro-batches of one row: {off:.1e} apart");
         assert!(off < 1e-4, "{kind}: {off:.1e}");
-        for (ranks, accelerator) in meshes(pipelines) {
-            let other = Run { micro_batch_size: Some(2), ..run.clone() }.on(ranks, accelerator.clone());
+        for accelerator in meshes {
+            let other = Run { micro_batch_size: Some(2), ..run.clone() }.on(2, accelerator.clone());
             let off = apart(&other.numbers(), &one);
-            println!("{kind}, {ranks} ranks {accelerator}: {off:.1e} apart");
+            println!("{kind}, 2 ranks {accelerator}: {off:.1e} apart");
             assert!(off < 1e-4, "{kind}, {accelerator}: {off:.1e}");
         }
     }
@@ -278,7 +287,10 @@ fn a_resumed_run_has_the_same_reference() {
         assert_eq!(config.train.max_steps, Some(8));
         let rest = resumed.numbers();
         // The same bits: everything but the process is the same.
-        assert_eq!(rest.iter().map(|one| one.0).collect::<Vec<_>>(), whole[4..].iter().map(|one| one.0).collect::<Vec<_>>());
+        assert_eq!(
+            rest.iter().map(|one| one.0).collect::<Vec<_>>(),
+            whole[4..].iter().map(|one| one.0).collect::<Vec<_>>()
+        );
         assert_eq!(std::fs::read_to_string(&file).unwrap(), reference);
 
         // Without it, the initial weights are gone.
@@ -368,7 +380,10 @@ fn documents_of_another_kind_are_named() {
     for (kind, data) in [("dpo", "texts"), ("dpo", "labels"), ("kto", "pairs"), ("cross_entropy", "pairs")] {
         let run = Run::new(place.path(), data, json!({"kind": kind}));
         let error = run.error();
-        assert!(error.to_string().contains(&format!("{data}.jsonl:1: the loss trains on")), "{kind}: {error}");
+        assert!(
+            error.to_string().contains(&format!("{data}.jsonl:1: the loss trains on")),
+            "{kind}: {error}"
+        );
         assert!(error.hint().unwrap().contains("train.loss.kind"), "{error}");
     }
     let run = Run::of("dpo", place.path());
@@ -376,7 +391,8 @@ fn documents_of_another_kind_are_named() {
     config.data.r#type = weightloom_train::config::DataType::Dummy;
     let hub = hub();
     let extensions = Extensions::standard();
-    let request = DryRunRequest { config: &config, hub: &hub, extensions: &extensions, world: 1, memory: None };
+    let request =
+        DryRunRequest { config: &config, hub: &hub, extensions: &extensions, world: 1, memory: None };
     assert_eq!(dry_run(request).unwrap_err().to_string(), "dummy data has no preferences");
     let preview = preview_data(&run.config(), &hub, &extensions, 2, &()).unwrap();
     assert_eq!((preview.summary.used, preview.summary.rows), (13, Some(13)));
@@ -392,21 +408,30 @@ fn a_model_learns_from_its_teacher() {
         let out = format!("{options}").replace(['"', ':', '{', '}', ','], "");
         let run = Run { out, ..Run::new(place.path(), "texts", loss) };
         let numbers = run.numbers();
-        let divergences: Vec<f64> = numbers.iter().map(|(_, metrics)| metrics["distillation/divergence"]).collect();
+        let divergences: Vec<f64> =
+            numbers.iter().map(|(_, metrics)| metrics["distillation/divergence"]).collect();
         println!("{options}: divergences {divergences:?}");
         assert!(divergences[7] < 0.9 * divergences[0], "{divergences:?}");
-        for (ranks, accelerator) in meshes(false) {
-            let off = apart(&run.clone().on(ranks, accelerator.clone()).numbers(), &numbers);
+        for accelerator in meshes() {
+            let off = apart(&run.clone().on(2, accelerator.clone()).numbers(), &numbers);
             println!("{options}, {accelerator}: {off:.1e} apart");
             assert!(off < 1e-4, "{accelerator}: {off:.1e}");
         }
-        assert!(run.dry_run().unwrap() > 0);
+        // The dry run has the forward pass of the teacher, which is as large.
+        let plain = Run { loss: json!({"kind": "cross_entropy"}), ..run.clone() };
+        let share = run.dry_run().unwrap() as f64 / plain.dry_run().unwrap() as f64;
+        assert!((1.25..1.5).contains(&share), "{share}");
     }
-    let mut run = Run::new(place.path(), "texts", json!({"kind": "distillation", "options": {"teacher": "x"}}));
-    run.loss["options"]["teacher"] = json!(other_weights());
-    run.out = "other".to_owned();
+    // A model of another vocabulary.
+    let loss = json!({"kind": "distillation", "options": {"teacher": teacher}});
+    let run = Run { out: "other".to_owned(), vocabulary: 98, ..Run::new(place.path(), "texts", loss) };
     let error = run.error();
-    assert!(matches!(error, TrainError::Loss(LossError::TeacherVocabulary { expected: 97, .. })), "{error}");
+    let fits = TrainError::Loss(LossError::TeacherVocabulary {
+        teacher: teacher.to_str().unwrap().to_owned(),
+        found: 97,
+        expected: 98,
+    });
+    assert_eq!((&error, &run.dry_run().unwrap_err()), (&fits, &fits));
 }
 
 #[test]
@@ -422,7 +447,10 @@ fn wrong_options_are_named_in_the_config() {
         (json!({"kind": "simpo", "options": {"gamma": -1.0}}), "train.loss.options.gamma"),
         (json!({"kind": "kto", "options": {"desirable_weight": 0.0}}), "train.loss.options.desirable_weight"),
         (json!({"kind": "distillation"}), "train.loss.options.teacher"),
-        (json!({"kind": "distillation", "options": {"teacher": "t", "alpha": 2}}), "train.loss.options.alpha"),
+        (
+            json!({"kind": "distillation", "options": {"teacher": "t", "alpha": 2}}),
+            "train.loss.options.alpha",
+        ),
     ];
     for (loss, path) in cases {
         assert_eq!(problem(loss), path);

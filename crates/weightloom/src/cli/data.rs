@@ -10,7 +10,7 @@ use clap::{Args, Subcommand, ValueHint};
 use weightloom::Registry;
 use weightloom::train::config::ConfigReader;
 use weightloom::train::data::{
-    DataSummary, DocumentStatus, DocumentsRead, DroppedDocuments, Example, LengthHistogram,
+    DataSummary, DocumentStatus, DocumentsRead, DroppedDocuments, Example, LengthHistogram, PairKind, Passage,
 };
 use weightloom::train::{DataPreview, TrainError, preview_data};
 
@@ -94,6 +94,20 @@ fn render(preview: &DataPreview, colour: Colour) -> String {
     parts.join("\n\n")
 }
 
+/// Passages with those that are trained on in brackets.
+fn passages(passages: &[Passage], colour: Colour) -> String {
+    let mut text = String::new();
+    for passage in passages {
+        let passage_text = escaped(&passage.text);
+        match (passage.trained, colour) {
+            (false, _) => text += &passage_text,
+            (true, Colour::Off) => text += &format!("⟦{passage_text}⟧"),
+            (true, Colour::On) => text += &format!("\u{1b}[32m⟦{passage_text}⟧\u{1b}[0m"),
+        }
+    }
+    text
+}
+
 fn example(example: &Example, colour: Colour) -> String {
     let used = match example.status {
         DocumentStatus::Whole => {
@@ -109,16 +123,19 @@ fn example(example: &Example, colour: Colour) -> String {
             format!("dropped: {reason}; {}", counted(example.full_length, "token"))
         }
     };
-    let mut text = String::new();
-    for passage in &example.passages {
-        let passage_text = escaped(&passage.text);
-        match (passage.trained, colour) {
-            (false, _) => text += &passage_text,
-            (true, Colour::Off) => text += &format!("⟦{passage_text}⟧"),
-            (true, Colour::On) => text += &format!("\u{1b}[32m⟦{passage_text}⟧\u{1b}[0m"),
-        }
-    }
+    let text = passages(&example.passages, colour);
     let text = format!("{}{}", text.trim_end(), if example.complete { "" } else { "…" });
+    let text = match &example.second {
+        None => text,
+        Some(second) => {
+            let [first, other] = match second.kind {
+                PairKind::Rejected => ["chosen", "rejected"],
+                PairKind::Mismatched { desirable: true } => ["desirable", "mismatched"],
+                PairKind::Mismatched { desirable: false } => ["undesirable", "mismatched"],
+            };
+            format!("{first}: {text}\n{other}: {}", passages(&second.passages, colour).trim_end())
+        }
+    };
     let separator = if text.is_empty() { "" } else { "\n" };
     format!("{} ({used}){separator}{text}", escaped(&example.origin))
 }
@@ -209,7 +226,7 @@ pub(super) fn read_lines(name: &str, read: &DocumentsRead) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use weightloom::train::data::{DropReason, LengthBin, Passage};
+    use weightloom::train::data::{DropReason, LengthBin, SecondSequence};
 
     use super::*;
 
@@ -224,9 +241,16 @@ mod tests {
             full_length: 3,
             passages: vec![passage("question ", false), passage("answer", true)],
             complete: true,
+            second: None,
         };
         assert_eq!(example(&shown, Colour::Off), "a.jsonl:1 (3 tokens, 1 trained)\nquestion ⟦answer⟧");
         assert!(example(&shown, Colour::On).ends_with("question \u{1b}[32m⟦answer⟧\u{1b}[0m"));
+        let second = SecondSequence { kind: PairKind::Rejected, passages: vec![passage("no", true)] };
+        let pair = Example { second: Some(second), ..shown.clone() };
+        assert_eq!(
+            example(&pair, Colour::Off),
+            "a.jsonl:1 (3 tokens, 1 trained)\nchosen: question ⟦answer⟧\nrejected: ⟦no⟧"
+        );
         let dropped = Example { status: DocumentStatus::Dropped(DropReason::AnswerCutOff), ..shown };
         assert!(
             example(&dropped, Colour::Off)

@@ -303,6 +303,8 @@ fn log_line(record: &Record, state: &TrainerState<'_>) -> String {
     let number =
         |name: &str, value: Option<f64>, digits: usize| value.map(|value| format!("{name} {value:.digits$}"));
     parts.extend(number("loss", record.loss, 4));
+    parts.extend(number("accuracy", record.scalars.get("rewards/accuracies").copied(), 2));
+    parts.extend(number("margin", record.scalars.get("rewards/margins").copied(), 3));
     parts.extend(record.learning_rate.map(|rate| format!("lr {rate:.2e}")));
     parts.extend(number("norm", record.gradient_norm, 3));
     parts.extend(record.tokens_per_second.map(rate));

@@ -12,14 +12,12 @@ use super::masks::shown;
 use super::stage::{Around, folder, settings, templates, tokenizer};
 use crate::data::error::DataError;
 use crate::data::sample::Sample;
-use crate::data::{DataSettings, DocumentStatus, DropReason, Epochs, Loader, PairKind, Supervision};
+use crate::data::{
+    DataSettings, DocumentStatus, DropReason, Epochs, Loader, PairKind, Passage, Supervision,
+};
 
 /// A loader of lines, with the folder that they are in.
-fn loader(
-    lines: &[Value],
-    changes: Value,
-    supervision: Supervision,
-) -> (TempDir, Result<Loader, DataError>) {
+fn loader(lines: &[Value], changes: Value, supervision: Supervision) -> (TempDir, Result<Loader, DataError>) {
     let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
     let folder = folder(&[("x.jsonl", text.as_bytes())]);
     let mut all = json!({"shuffle": false});
@@ -58,7 +56,10 @@ fn completions_of_both_sequences_count() {
     let line = json!({"prompt": "q: ", "chosen": "yes", "rejected": "no", "messages": 1, "text": 2});
     assert_eq!(pair(line), expected);
     // Without a prompt it is what both texts begin with; a space belongs to the word.
-    assert_eq!(pair(json!({"chosen": "who? xb c", "rejected": "who? xz"})), ["who? x⟦b c</s>⟧", "who? x⟦z</s>⟧"]);
+    assert_eq!(
+        pair(json!({"chosen": "who? xb c", "rejected": "who? xz"})),
+        ["who? x⟦b c</s>⟧", "who? x⟦z</s>⟧"]
+    );
     assert_eq!(pair(json!({"chosen": "who? I", "rejected": "who? no"})), ["who?⟦ I</s>⟧", "who?⟦ no</s>⟧"]);
 }
 
@@ -95,9 +96,7 @@ fn conversations_share_their_prompt() {
 
 #[test]
 fn a_labelled_completion_has_the_one_before_it_beside_it() {
-    let line = |prompt: &str, completion: &str, label: bool| {
-        json!({"prompt": prompt, "completion": completion, "label": label})
-    };
+    let line = |prompt: &str, completion: &str, label: bool| json!({"prompt": prompt, "completion": completion, "label": label});
     let lines = [line("a:", "x", true), line("b:", "y", false), line("c:", "z", true)];
     let found = both(&lines, json!({}), Supervision::Labels);
     let expected = [["a:⟦x</s>⟧", "a:⟦z</s>⟧"], ["b:⟦y</s>⟧", "b:⟦x</s>⟧"], ["c:⟦z</s>⟧", "c:⟦y</s>⟧"]];
@@ -169,7 +168,10 @@ fn pairs_resume_where_they_were() {
     }
     let other = Loader::new(settings.clone());
     let error = other.unwrap().restore(&first.state()).unwrap_err();
-    assert!(matches!(&error, DataError::OtherSetting { setting, .. } if setting == "train.loss rows"), "{error}");
+    assert!(
+        matches!(&error, DataError::OtherSetting { setting, .. } if setting == "train.loss rows"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -213,9 +215,29 @@ fn bad_lines_are_named() {
         assert_eq!(pairs(line).0, expected);
     }
     let (text, hint) = pairs(json!({"text": "a"}));
-    assert!(text.starts_with("x.jsonl:2: the loss trains on pairs of a chosen and a rejected completion"), "{text}");
+    assert!(
+        text.starts_with("x.jsonl:2: the loss trains on pairs of a chosen and a rejected completion"),
+        "{text}"
+    );
     assert!(hint.contains("train.loss.kind"), "{hint}");
     let (text, _) = error(json!({"text": "a"}), Supervision::Labels);
     assert!(text.starts_with("x.jsonl:1: the loss trains on completions with a label"), "{text}");
     assert!(error(good.clone(), Supervision::Tokens).0.contains("the loss trains on text"));
+}
+
+#[test]
+fn previews_show_both_sequences() {
+    let lines = [json!({"prompt": "q: ", "chosen": "yes", "rejected": "no"})];
+    let (_folder, loader) = loader(&lines, json!({}), Supervision::Preferences);
+    let example = loader.unwrap().examples(1).unwrap().remove(0);
+    let second = example.second.unwrap();
+    // The tokenizer has no decoder, which would join its tokens.
+    let joined = |passages: &[Passage]| {
+        let text = |part: &Passage| (part.text.replace(' ', ""), part.trained);
+        passages.iter().map(text).collect::<Vec<_>>()
+    };
+    let expected = |answer: &str| [("q:".to_owned(), false), (answer.to_owned(), true)];
+    assert_eq!(joined(&example.passages), expected("yes</s>"));
+    assert_eq!((second.kind, joined(&second.passages)), (PairKind::Rejected, expected("no</s>").to_vec()));
+    assert_eq!((example.tokens, example.trained_tokens), (12, 7));
 }

@@ -50,8 +50,7 @@ impl LossFactory for OrpoFactory {
     }
 }
 
-/// The greatest mean log-probability that is told from 0, at which the odds are
-/// infinite.
+/// The greatest mean log-probability: at 0 the odds are infinite.
 const MOST: f64 = -1e-7;
 
 /// `log(1 - eˣ)` for negative `x`. Written as `log(-tanh(x/2)) + log(1 + eˣ)`, which

@@ -58,7 +58,10 @@ fn a_loss_does_not_depend_on_micro_batches() {
     let objective = OrpoOptions::default();
     let whole = fixture.rows();
     let totals = BatchTotals::of(std::slice::from_ref(&whole), objective.needs().documents);
-    assert_eq!((totals.examples, totals.targets, totals.chosen_targets, totals.chosen_tokens), (3, 17, 8, 11));
+    assert_eq!(
+        (totals.examples, totals.targets, totals.chosen_targets, totals.chosen_tokens),
+        (3, 17, 8, 11)
+    );
     let batch = LossBatch { totals, ..LossBatch::default() };
     let of = |rows: &MicroBatch, logits: &Tensor| {
         value(&objective, logits, rows, (&batch, 3.0)).unwrap().item::<f32>().unwrap()
