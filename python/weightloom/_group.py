@@ -27,8 +27,8 @@ FIRST, REST = 0, 1
 LEAVING, KNOWN = 2**64 - 1, 2**64 - 2
 """Instead of a length: the rank leaves, and the answer to that."""
 
-LEAVE_SECONDS = 5.0
-"""Seconds to wait for these answers. Threads give them, also of ranks that compute."""
+LEAVE_SECONDS = 30.0
+"""Seconds to wait for these answers. Threads give them, also of ranks that compute; on a busy machine they take a while."""
 
 FOREVER = timedelta(days=365)
 
@@ -83,13 +83,14 @@ class GroupTransport:
         """
         if self._process != os.getpid():
             return
-        # A rank that is lost has ended the thread, or will do so.
-        with suppress(Exception):
-            with self._ending:
-                self._is_leaving = True
-                expected = sorted(self._expected)
-            for rank in expected:
+        with self._ending:
+            self._is_leaving = True
+            expected = sorted(self._expected)
+        # A rank that is lost has ended the thread, or will do so; the others are told all the same.
+        for rank in expected:
+            with suppress(Exception):
                 self._signal(rank, LEAVING)
+        with suppress(Exception):
             self.flush(LEAVE_SECONDS)
         self._receiver.join(LEAVE_SECONDS)
 
