@@ -30,7 +30,7 @@ use crate::spec::SpecRegistry;
 /// use weightloom_train::Extensions;
 ///
 /// let extensions = Extensions::standard();
-/// assert_eq!(extensions.optimizers.names(), ["adamw", "sgd", "lion", "adafactor", "schedule_free_adamw", "muon"]);
+/// assert_eq!(extensions.optimizers.names(), ["adamw", "sgd", "lion", "adafactor", "schedule_free_adamw", "muon", "adamw_8bit"]);
 /// assert_eq!(extensions.sinks.names(), ["jsonl", "tensorboard", "wandb", "mlflow", "trackio"]);
 /// ```
 #[derive(Clone, Debug, Default)]

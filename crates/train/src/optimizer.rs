@@ -12,6 +12,7 @@
 
 mod adafactor;
 mod adamw;
+mod adamw_8bit;
 mod checked;
 mod distributed;
 mod ema;
@@ -21,6 +22,7 @@ mod lion;
 mod muon;
 mod options;
 mod pattern;
+mod quantized;
 mod registry;
 mod schedule_free;
 mod sgd;
@@ -40,6 +42,7 @@ use weightloom_tensor::{Tensor, TensorError};
 
 pub use adafactor::{Adafactor, RelativeStep};
 pub use adamw::AdamW;
+pub use adamw_8bit::AdamW8bit;
 pub use checked::{OptimizerFault, OptimizerProblem};
 pub use distributed::{DistributedUpdate, EvaluatedWeights};
 pub(crate) use distributed::{evaluated, update};
@@ -52,8 +55,8 @@ pub use pattern::{PatternError, Patterns};
 pub use registry::{OptimizerFactory, Optimizers};
 pub use schedule_free::ScheduleFreeAdamW;
 pub use sgd::Sgd;
+pub use state::{BlockError, StateForm, StateSpec, StateStart, initial_state, initial_states};
 pub(crate) use state::{ParameterStates, StateTensor};
-pub use state::{StateForm, StateSpec, StateStart, initial_state, initial_states};
 pub use weight_decay::WeightDecay;
 
 /// Optimizer.
@@ -131,6 +134,9 @@ pub enum OptimizerKind {
     /// Muon for the matrices of hidden layers: momentum, orthogonalized. AdamW for all
     /// other parameters.
     Muon,
+    /// AdamW whose states have eight bits for each element, in host memory.
+    #[serde(rename = "adamw_8bit")]
+    AdamW8bit,
     /// One that the program has registered with [`Optimizers`].
     #[serde(untagged)]
     #[schemars(skip)]
@@ -147,6 +153,7 @@ impl OptimizerKind {
             Self::Adafactor => "adafactor",
             Self::ScheduleFreeAdamW => "schedule_free_adamw",
             Self::Muon => "muon",
+            Self::AdamW8bit => "adamw_8bit",
             Self::Registered(name) => name,
         }
     }

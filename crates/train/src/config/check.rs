@@ -308,6 +308,7 @@ impl Rules {
             OptimizerKind::Adafactor,
             OptimizerKind::ScheduleFreeAdamW,
             OptimizerKind::Muon,
+            OptimizerKind::AdamW8bit,
         ];
         for (key, _) in keys.into_iter().filter(|(_, is_set)| *is_set && kinds.contains(&optimizer.kind)) {
             let problem = format!(

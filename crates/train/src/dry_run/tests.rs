@@ -343,11 +343,16 @@ fn combined_parallelism_matches_the_engine() {
 
 #[test]
 fn states_and_traffic_of_each_optimizer_match_the_engine() {
-    for optimizer in ["lion", "adafactor", "schedule_free_adamw", "muon"] {
+    for optimizer in ["lion", "adafactor", "schedule_free_adamw", "muon", "adamw_8bit"] {
         let train = json!({ "optimizer": { "kind": optimizer }, "ema": {} });
         for mesh in [ranks(1), ranks(2).fsdp(2), ranks(4).tp(2).fsdp(2)] {
             agrees(train.clone(), json!({}), &decoder(), mesh);
         }
+    }
+    let wide = DecoderConfig { mlp: MlpConfig { inner: 512, ..decoder().mlp }, ..decoder() };
+    let train = json!({ "optimizer": { "kind": "adamw_8bit", "options": { "min_8bit_size": 1 } } });
+    for mesh in [ranks(1), ranks(4).tp(2).fsdp(2)] {
+        agrees(train.clone(), json!({}), &wide, mesh);
     }
     let optimizer_bytes = |train: Value| {
         let found = dry(&config(&train, &json!({})), &decoder(), ranks(1)).unwrap();

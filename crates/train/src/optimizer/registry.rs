@@ -10,6 +10,7 @@ use weightloom_document::Section;
 use weightloom_document::schema::Choice;
 
 use super::adafactor::AdafactorFactory;
+use super::adamw_8bit::AdamW8bitFactory;
 use super::checked::Checked;
 use super::lion::LionFactory;
 use super::muon::MuonFactory;
@@ -178,6 +179,7 @@ impl Optimizers {
             .and_then(|optimizers| optimizers.with(AdafactorFactory))
             .and_then(|optimizers| optimizers.with(ScheduleFreeAdamWFactory))
             .and_then(|optimizers| optimizers.with(MuonFactory))
+            .and_then(|optimizers| optimizers.with(AdamW8bitFactory))
             .expect(OURS)
     }
 

@@ -1,6 +1,7 @@
 //! The states that an optimizer keeps for a parameter.
 
 use weightloom_dtensor::{DTensor, DTensorError};
+use weightloom_errors::Hint;
 use weightloom_layout::{DType, Layout, LayoutError, Placement, Shape};
 use weightloom_tensor::{Device, Tensor, TensorError};
 
@@ -24,6 +25,11 @@ pub enum StateForm {
     Without(usize),
     /// So many numbers in `f64`, the same on every rank, in host memory.
     Numbers(usize),
+    /// A byte for each element of the parameter, sharded alike, in host memory.
+    Bytes,
+    /// A number in `f32` for each block of so many elements of a row, sharded as the
+    /// parameter, in host memory.
+    Blocks(usize),
 }
 
 /// The first value of a state.
@@ -46,11 +52,18 @@ impl StateForm {
     /// The global shape.
     pub(crate) fn shape(self, parameter: &Shape) -> Shape {
         let dims: Vec<usize> = match self {
-            Self::Elementwise => return parameter.clone(),
+            Self::Elementwise | Self::Bytes => return parameter.clone(),
             Self::Without(dim) => {
                 parameter.iter().enumerate().filter(|(at, _)| *at != dim).map(|(_, size)| *size).collect()
             }
             Self::Numbers(count) => vec![count],
+            Self::Blocks(size) => {
+                let mut dims = parameter.to_vec();
+                if let Some(row) = dims.last_mut() {
+                    *row = row.div_ceil(size);
+                }
+                dims
+            }
         };
         Shape::new(&dims).expect("no larger than the parameter, or a few numbers")
     }
@@ -59,7 +72,7 @@ impl StateForm {
     pub(crate) fn layout(self, parameter: Layout) -> Result<Layout, LayoutError> {
         let mesh = parameter.mesh();
         let dropped = match self {
-            Self::Elementwise => return Ok(parameter),
+            Self::Elementwise | Self::Bytes | Self::Blocks(_) => return Ok(parameter),
             Self::Without(dim) => dim,
             Self::Numbers(_) => return Ok(Layout::replicated(mesh)),
         };
@@ -83,19 +96,63 @@ impl StateForm {
         Layout::with_split_order(mesh, &placements, &orders)
     }
 
+    /// Checks that no block is shared by ranks.
+    fn check(self, name: &str, parameter: &DTensor) -> Result<(), BlockError> {
+        let Self::Blocks(size) = self else { return Ok(()) };
+        let (layout, shape) = (parameter.layout(), parameter.shape());
+        let (Some(last), Some(row)) = (shape.ndim().checked_sub(1), shape.last()) else { return Ok(()) };
+        let ranks = layout.split_axes(last).iter().map(|&axis| layout.mesh().axis_size(axis)).product();
+        let blocks = row / size;
+        match blocks.is_multiple_of(ranks) {
+            true => Ok(()),
+            false => Err(BlockError { name: name.to_owned(), blocks, size, ranks }),
+        }
+    }
+
     fn dtype(self, parameter: DType) -> DType {
         match self {
             Self::Elementwise | Self::Without(_) => parameter,
             Self::Numbers(_) => DType::F64,
+            Self::Bytes => DType::U8,
+            Self::Blocks(_) => DType::F32,
         }
     }
 
-    /// The device: numbers are read in every step, for which a GPU would be waited for.
+    /// The device: what the host reads in every step is in its memory.
     pub(crate) fn device(self, parameter: Device) -> Device {
         match self {
-            Self::Numbers(_) if parameter != Device::Meta => Device::Cpu,
-            _ => parameter,
+            Self::Elementwise | Self::Without(_) => parameter,
+            _ if parameter == Device::Meta => parameter,
+            Self::Numbers(_) | Self::Bytes | Self::Blocks(_) => Device::Cpu,
         }
+    }
+}
+
+/// A parameter whose ranks would share a block of its states.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "cannot keep states of `{name}` in blocks of {size} elements: {ranks} ranks share rows of {blocks} blocks"
+)]
+#[allow(missing_docs)]
+pub struct BlockError {
+    pub name: String,
+    pub blocks: usize,
+    pub size: usize,
+    pub ranks: usize,
+}
+
+impl Hint for BlockError {
+    fn hint(&self) -> Option<String> {
+        Some(format!(
+            "use fewer tensor-parallel ranks, so that their number divides {}, or another optimizer",
+            self.blocks
+        ))
+    }
+}
+
+impl From<BlockError> for DTensorError {
+    fn from(error: BlockError) -> Self {
+        TensorError::from_function("optimizer", error).into()
     }
 }
 
@@ -127,11 +184,12 @@ impl ParameterStates {
     ) -> Result<Self, DTensorError> {
         let mut states = Self::default();
         for spec in optimizer.states_of(name, parameter.shape()) {
-            let StateSpec { name, form, .. } = spec;
+            let StateSpec { name: state, form, .. } = spec;
+            form.check(name, parameter)?;
             let (shape, layout) = (form.shape(parameter.shape()), form.layout(parameter.layout())?);
             let (dtype, device) = (form.dtype(parameter.dtype()), form.device(parameter.device()));
             states.tensors.push(initial_state(spec, parameter)?);
-            states.kept.push(StateTensor { name, dtype, shape, layout, device });
+            states.kept.push(StateTensor { name: state, dtype, shape, layout, device });
         }
         Ok(states)
     }
@@ -193,6 +251,30 @@ mod tests {
         let shape = Shape::new(&[4, 6, 8]).unwrap();
         assert_eq!(&StateForm::Without(1).shape(&shape)[..], [4, 8]);
         assert_eq!(&StateForm::Numbers(2).shape(&shape)[..], [2]);
+    }
+
+    #[test]
+    fn ranks_cannot_share_a_block() {
+        use std::sync::Arc;
+
+        use weightloom_dtensor::{DistContext, DistOptions};
+
+        let dist = DistContext::dry_run(0, DistOptions::default());
+        let mesh = Mesh::new(&[("tp", 2)]).unwrap();
+        let check = |columns: usize, dim: usize| {
+            let layout = Layout::new(mesh, &[Placement::Shard(dim)]).unwrap();
+            let shape = Shape::new(&[2, columns]).unwrap();
+            let local =
+                Tensor::zeros(DType::F32, &layout.local_shape(&shape, 0).unwrap(), Device::Meta).unwrap();
+            let value = DTensor::from_local(&Arc::clone(&dist), local, layout, &shape).unwrap();
+            StateForm::Blocks(256).check("down_proj", &value)
+        };
+        assert_eq!([check(512, 1), check(256, 0), check(768, 0)], [Ok(()), Ok(()), Ok(())]);
+        let error = check(768, 1).unwrap_err();
+        let expected =
+            "cannot keep states of `down_proj` in blocks of 256 elements: 2 ranks share rows of 3 blocks";
+        assert_eq!(error.to_string(), expected);
+        assert!(error.hint().unwrap().contains("divides 3"));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use serde_json::json;
 use weightloom_checkpoint::Source;
 use weightloom_dtensor::DTensor;
 use weightloom_gang::{GangOptions, threads};
+use weightloom_nn::{DecoderConfig, MlpConfig};
 use weightloom_tensor::Tensor;
 use weightloom_train::config::{EmaConfig, LossConfig, OptimizerConfig, OptimizerKind};
 use weightloom_train::engine::Engine;
@@ -71,6 +72,12 @@ fn recipe(kind: &str, lr: f64, options: serde_json::Value) -> Recipe {
     Recipe { optimizer, ..recipe }
 }
 
+/// A model with a matrix whose rows have two blocks of states of eight bits.
+fn with_blocks() -> DecoderConfig {
+    let base = models::llama();
+    DecoderConfig { mlp: MlpConfig { inner: 512, ..base.mlp }, ..base }
+}
+
 /// One of each new optimizer, with rates that it learns with.
 fn recipes() -> Vec<(&'static str, Recipe)> {
     let ema = EmaConfig { decay: 0.5, start_step: 1, evaluate: true };
@@ -79,6 +86,10 @@ fn recipes() -> Vec<(&'static str, Recipe)> {
         ("lion", recipe("lion", 3e-3, json!({}))),
         ("adafactor", recipe("adafactor", 3e-2, json!({ "beta1": 0.9 }))),
         ("schedule-free", recipe("schedule_free_adamw", 1e-2, json!({}))),
+        (
+            "8 bits",
+            Recipe { config: with_blocks(), ..recipe("adamw_8bit", 1e-2, json!({ "min_8bit_size": 1 })) },
+        ),
         ("muon", recipe("muon", 1e-2, json!({ "ns_dtype": "f32" }))),
         ("ema", averaged(recipe("adamw", 1e-2, json!({})))),
         (

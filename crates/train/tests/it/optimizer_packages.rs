@@ -152,6 +152,61 @@ fn shards_are_updated_as_the_whole_parameter_is() {
     }
 }
 
+#[derive(Deserialize)]
+struct EightBits {
+    packages: BTreeMap<String, String>,
+    steps: u64,
+    shape: Vec<usize>,
+    lr: f64,
+    weight_decay: f64,
+    end: Vec<f64>,
+    codes: BTreeMap<String, Vec<u8>>,
+    absmax: BTreeMap<String, Vec<f64>>,
+}
+
+#[test]
+fn twelve_steps_with_eight_bits_are_those_of_bitsandbytes() {
+    let record: EightBits = serde_json::from_str(include_str!("../fixtures/adamw_8bit.json")).unwrap();
+    assert!(record.packages["bitsandbytes"].starts_with("0.50"));
+    let count: u64 = record.shape.iter().product::<usize>() as u64;
+    let tensor = |of: &dyn Fn(u64) -> f64| {
+        let numbers: Vec<f32> = (0..count).map(|i| of(i) as f32).collect();
+        Tensor::from_slice(&numbers, &record.shape).unwrap()
+    };
+    let config = OptimizerConfig {
+        kind: OptimizerKind::AdamW8bit,
+        options: json!({ "min_8bit_size": 256 }).as_object().cloned(),
+        ..OptimizerConfig::default()
+    };
+    let optimizer = from_config(&config).unwrap();
+    let mut weight = tensor(&|i| (i * 37 % 501) as f64 / 250.0 - 1.0);
+    let mut states = initial_states(&*optimizer, &weight).unwrap();
+    for number in 1..=record.steps {
+        let gradient = tensor(&|i| {
+            let size = 10_f64.powi(-((i % 4) as i32));
+            (((i * 7919 + number * 104_729 + i * i * 31) % 2003) as f64 / 2003.0 - 0.5) * size
+        });
+        let (learning_rate, weight_decay) = (record.lr, record.weight_decay);
+        let step = StepInfo { number, learning_rate, weight_decay, gradient_scale: 1.0 };
+        optimizer.step(&step, &mut weight, &gradient, &mut states).unwrap();
+    }
+    let names: Vec<&str> = optimizer.states_of("", weight.shape()).iter().map(|state| state.name).collect();
+    assert_eq!(names, ["state1", "state2", "absmax1", "absmax2"]);
+    for (state, name) in states.iter().zip(["state1", "state2"]) {
+        let found = state.to_vec::<u8>().unwrap();
+        let other = found.iter().zip(&record.codes[name]).filter(|(a, b)| a != b).count();
+        println!("{name}: {other} of {count} codes differ");
+        // Each value is nearest to one code.
+        assert!(other == 0, "{name}: {other}");
+    }
+    let most = apart(&weight, &record.end)
+        .max(apart(&states[2], &record.absmax["absmax1"]))
+        .max(apart(&states[3], &record.absmax["absmax2"]));
+    println!("adamw_8bit: {most:.1e}");
+    // Twelve steps of a few roundings of f32 each.
+    assert!(most < 1e-6, "{most:.1e}");
+}
+
 #[test]
 fn options_out_of_range_are_named() {
     let wrong = [

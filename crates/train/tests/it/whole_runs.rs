@@ -71,6 +71,7 @@ fn runs_with_each_optimizer_stop_and_resume_with_the_same_bits() {
         ("adafactor", "train.loss.z_loss=1e-3"),
         ("schedule_free_adamw", "train.loss.label_smoothing=0.1"),
         ("muon", "train.ema={decay: 0.9, evaluate: true}"),
+        ("adamw_8bit", ""),
         ("adamw", "train.ema={decay: 0.9, start_step: 1}"),
     ];
     for (kind, other) in kinds {
