@@ -9,6 +9,7 @@
 mod layer_norms;
 mod microbatch;
 mod nan_check;
+mod pipelined_generation;
 mod step;
 
 use std::collections::BTreeMap;
@@ -28,6 +29,7 @@ use crate::pipeline::{Action, Schedule};
 
 pub use layer_norms::{LayerNorms, NormsByLayer};
 pub use microbatch::MicroBatch;
+pub use pipelined_generation::SampleRequest;
 pub(crate) use step::Tied;
 pub use step::{ClipNorm, StepHooks, StepResult, StepSettings, StepVerdict};
 
