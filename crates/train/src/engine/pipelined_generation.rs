@@ -53,10 +53,9 @@ impl Engine {
 
     /// The logits after a text, on the ranks of the last stage.
     fn next_logits(&self, tokens: &[u32]) -> Result<Option<Vec<f32>>, TrainError> {
-        let definition = self.stages.first().map(|stage| stage.model.definition());
-        let most = definition.and_then(|definition| definition.max_positions()).unwrap_or(usize::MAX);
+        let most = self.stages.first().and_then(|stage| stage.model.definition().max_positions());
         // Later positions do not change earlier ones.
-        let length = tokens.len().next_multiple_of(LENGTH_STEP).min(most);
+        let length = tokens.len().next_multiple_of(LENGTH_STEP).min(most.unwrap_or(usize::MAX));
         let mut inputs: Vec<i64> = tokens.iter().map(|&token| i64::from(token)).collect();
         inputs.resize(length, 0);
         let batch = MicroBatch { rows: 1, inputs, targets: vec![IGNORED; length], documents: None };
