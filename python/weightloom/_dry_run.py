@@ -248,6 +248,20 @@ class FitReport:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuFit:
+    """Whether a run fits on a GPU with this much memory."""
+
+    gigabytes: int
+    """Memory of the GPU, in units of 10⁹ bytes."""
+    needed: int
+    """Bytes that the rank needs that needs most."""
+    fits: bool
+    """Whether it fits."""
+    remedy: Remedy | None
+    """If it does not fit, the first change that was found to make it fit."""
+
+
+@dataclass(frozen=True, slots=True)
 class TimeReport:
     """The time of a run at the peak of its hardware, from its flops."""
 
@@ -283,6 +297,10 @@ class DryRun:
     """The data, as `weightloom train --dry-run --json` has it."""
     fit: FitReport | None
     """Whether it fits on a device, if the memory of one is known."""
+    gpus: list[GpuFit]
+    """Whether it fits on GPUs with 24, 80 and 141 GB, one for each rank."""
+    warnings: list[Any]
+    """Values of the config that are surely not what is wanted, as `weightloom train --dry-run --json` has them."""
     time: TimeReport | None
     """The shortest possible time, if `train.logging.peak_tflops` is set."""
 

@@ -91,6 +91,7 @@ class Run:
         ends = [line for line in lines[-1:] if line.get("event") == "end"]
         starts = [event for event in events if event["event"] == "start"]
         step = max((line["step"] for line in lines), default=0)
+        steps = max((start["steps"] for start in starts), default=0)
         return cls(
             place,
             records=_merged(lines),
@@ -98,7 +99,7 @@ class Run:
             warnings=[event["message"] for event in events if event["event"] == "warning"],
             checkpoint=_weightloom.newest_checkpoint(place),
             step=step,
-            finished=bool(ends) and step >= max((start["steps"] for start in starts), default=0),
+            finished=bool(ends) and (step >= steps or ends[0].get("early", False)),
         )
 
     @property

@@ -81,7 +81,8 @@ class TrackedRun:
         if event["event"] == "start":
             self._steps = event["steps"]
         elif event["event"] == "end":
-            self._state = "finished" if event["step"] >= self._steps else "stopped"
+            complete = event["step"] >= self._steps or event.get("early", False)
+            self._state = "finished" if complete else "stopped"
 
     def close(self) -> None:
         """The process has ended the run, well or not."""

@@ -84,8 +84,6 @@ pub struct SetLoss {
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub enum Notice {
-    /// Samples need the whole model on each rank, not pipeline stages.
-    NoSamples,
     /// The config differs from that of the checkpoint.
     ConfigChanged { changes: Vec<ConfigChange> },
     /// The checkpoint does not record its config, so changes are not noticed.

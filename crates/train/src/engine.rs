@@ -11,6 +11,7 @@ mod layer_norms;
 mod loss;
 mod microbatch;
 mod nan_check;
+mod pipelined_generation;
 mod step;
 
 use std::collections::BTreeMap;
@@ -31,6 +32,7 @@ pub use layer_norms::{LayerNorms, NormsByLayer};
 pub(crate) use loss::EvalSums;
 use loss::LossState;
 pub use microbatch::{MicroBatch, PreferenceRows};
+pub use pipelined_generation::SampleRequest;
 pub(crate) use step::Tied;
 pub use step::{ClipNorm, StepHooks, StepResult, StepSettings, StepVerdict};
 

@@ -184,6 +184,10 @@ pub enum EventKind {
     End {
         /// The documents of the training data; `None` for dummy data.
         data: Option<DocumentsRead>,
+        /// Whether the run is complete before its last step
+        /// (`train.eval.early_stopping`).
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        early: bool,
     },
     /// A step whose update was not made.
     BadStep(BadStep),

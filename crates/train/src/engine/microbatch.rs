@@ -100,7 +100,7 @@ impl InFlight {
 
 /// The tag of a message. Tags have 32 bits; messages that are never in flight
 /// at the same time may share one.
-fn tag(message: Message) -> u32 {
+pub(super) fn tag(message: Message) -> u32 {
     let kind = match message.payload {
         Payload::Activation => 0,
         Payload::Gradient => 1,
@@ -108,7 +108,7 @@ fn tag(message: Message) -> u32 {
     0x2000_0000 | ((message.stage as u32 & 0xfff) << 16) | ((message.micro as u32 & 0x7fff) << 1) | kind
 }
 
-fn activation(stage: usize, micro: usize) -> Message {
+pub(super) fn activation(stage: usize, micro: usize) -> Message {
     Message { payload: Payload::Activation, stage, micro }
 }
 
@@ -307,7 +307,7 @@ impl Engine {
         Ok(f64::from(loss.detach().to_local().item::<f32>()?))
     }
 
-    fn send(&self, tensor: &DTensor, to: usize, tag: u32) -> Result<(), TrainError> {
+    pub(super) fn send(&self, tensor: &DTensor, to: usize, tag: u32) -> Result<(), TrainError> {
         let local = tensor.to_local();
         let sent = local.read_host(|bytes| {
             let data = Elements::from_bytes(local.dtype(), bytes)?;
@@ -317,7 +317,7 @@ impl Engine {
     }
 
     /// Receives activations of a micro-batch, or their gradients.
-    fn receive(&self, batch: &MicroBatch, from: usize, tag: u32) -> Result<DTensor, TrainError> {
+    pub(super) fn receive(&self, batch: &MicroBatch, from: usize, tag: u32) -> Result<DTensor, TrainError> {
         let stage = self.stages.first().ok_or(TrainError::NoStage { number: 0, rank: 0 })?;
         let plan = stage.model.plan();
         let layout = plan.hidden_layout(plan.batch_layout()?)?;

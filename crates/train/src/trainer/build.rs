@@ -218,13 +218,9 @@ pub(super) fn build(
         // The tokenizer's own template would render other texts than the data.
         assets.insert("chat_template.jinja".to_owned(), template.as_bytes().to_vec());
     }
-    let mut notices = Vec::new();
-    if dims.stages() > 1 && !config.train.eval.samples.prompts.is_empty() {
-        notices.push(Notice::NoSamples);
-    }
     let card = RunCard::new(config, hub, &*spec, weights.as_ref())?;
     let tokenizer = text.tokenizer;
-    Ok(Built { engine, loader, dims, spec, tokenizer, assets, card, weights_mismatch, notices })
+    Ok(Built { engine, loader, dims, spec, tokenizer, assets, card, weights_mismatch, notices: Vec::new() })
 }
 
 /// The error for an adapter of weights that are not saved anywhere.

@@ -13,7 +13,7 @@ use super::reference::{ReferenceLogprobs, ReferencePass};
 use crate::callback::{Callback, Evaluation, SetLoss};
 use crate::config::{Config, SampleConfig};
 use crate::data::{DocumentsRead, Loader, Row};
-use crate::engine::{Engine, EvalSums};
+use crate::engine::{Engine, EvalSums, SampleRequest};
 use crate::error::TrainError;
 use crate::parallel_dims::ParallelDims;
 
@@ -125,7 +125,7 @@ impl HeldOut {
             evaluation.loss = Some(losses.sum::<f64>() / evaluation.sets.len() as f64);
             evaluation.targets = evaluation.sets.values().map(|set| set.targets).sum();
         }
-        if let (Some(tokenizer), 1) = (tokenizer, engine.stage_count) {
+        if let Some(tokenizer) = tokenizer {
             evaluation.samples = self.samples(engine, config, tokenizer)?;
         }
         Ok(evaluation)
@@ -143,10 +143,18 @@ impl HeldOut {
         let seed = config.train.seed;
         let mut samples = Vec::with_capacity(self.prompts.len());
         for (prompt, tokens) in &self.prompts {
+            let sampling = Sampling { temperature, seed, ..Sampling::default() };
+            if engine.stage_count > 1 {
+                let request =
+                    SampleRequest { prompt: tokens, max_new_tokens, sampling, stop_tokens: tokenizer.eos() };
+                let made = engine.generate(&request)?;
+                samples.push((prompt.clone(), tokenizer.decode(&made, SpecialText::Skip)));
+                continue;
+            }
             let request = GenerateRequest {
                 prompts: vec![tokens.clone()],
                 max_new_tokens,
-                sampling: Sampling { temperature, seed, ..Sampling::default() },
+                sampling,
                 stop_tokens: tokenizer.eos().to_vec(),
                 ..GenerateRequest::default()
             };

@@ -251,7 +251,8 @@ impl<'a> Run<'a> {
         if self.checkpoints.wait()? {
             self.checkpoint_saved()?;
         }
-        self.record_event(EventKind::End { data: self.documents_read() })?;
+        let early = end == End::EarlyStopped;
+        self.record_event(EventKind::End { data: self.documents_read(), early })?;
         self.notify(|callback, state| callback.on_train_end(state))?;
         Ok(end)
     }

@@ -174,3 +174,33 @@ fn a_spike_stops_the_run_if_asked_to() {
     assert!(*loss > 100.0 * mean && batch.saved.is_some(), "{error}");
     assert!(error.to_string().contains("far above") && error.to_string().contains("06.txt:1"), "{error}");
 }
+
+#[test]
+fn weights_that_are_not_finite_are_neither_skipped_nor_saved() {
+    let place = Place::new();
+    // The first step leaves nothing but infinities.
+    let error =
+        place.run(&["train.on_nan=skip", "train.optimizer={lr: 1e39, max_grad_norm: 0}"]).unwrap_err();
+    let TrainError::NotFinite { step: 2, what, batch, .. } = &error else { panic!("{error}") };
+    assert!(what.starts_with("the parameter `model.") && what.ends_with("before the step"), "{what}");
+    assert_eq!((&batch.saved, place.saved("out")), (&None, Vec::new()));
+}
+
+#[test]
+fn an_adapter_returns_to_its_checkpoint() {
+    let place = poisoned();
+    place.run(&["train.checkpoint.output_dir={}/base", "train.max_steps=1"]).unwrap();
+    let lora = ["model.weights_path={}/base/checkpoints/step_1", "model.lora={rank: 2, dropout: 0.1}"];
+    let stats = ["train.logging.layer_stats_steps=6"];
+    let outcome = place.run_on(2, &[&BACK[..], &lora, &stats].concat(), None).unwrap();
+    assert_eq!((outcome.step, place.events("out", "bad_step")[0]["back_to"].clone()), (6, 2.into()));
+    // An adapter of four modules in each of two layers.
+    let norms = |name: &str| place.scalars("out", &format!("layers.1/{name}_norm"))[0].1;
+    assert!(norms("weight") > norms("update") && norms("update") > 0.0 && norms("gradient") > 0.0);
+    // The weights of an undisturbed run on the same rows.
+    let other = Place::new();
+    (4..8).for_each(|number| std::fs::remove_file(other.path(&format!("texts/{number:02}.txt"))).unwrap());
+    let base = format!("model.weights_path={}", place.path("base/checkpoints/step_1").display());
+    other.run_on(2, &[&BACK[..], &[base.as_str(), lora[1]]].concat(), None).unwrap();
+    assert_eq!(place.losses("out"), other.losses("out"));
+}

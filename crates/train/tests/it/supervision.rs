@@ -75,6 +75,7 @@ fn patience_ends_a_run_that_does_not_improve() {
     let outcome = place.run(&stopping).unwrap();
     assert_eq!((outcome.end, outcome.step), (End::EarlyStopped, 3));
     assert_eq!(place.saved("out"), [3]);
+    assert_eq!(place.events("out", "end")[0]["early"], true);
     // It does not start again.
     let again = place.run(&stopping).unwrap();
     assert_eq!((again.end, again.began, again.step), (End::EarlyStopped, 3, 3));
@@ -177,6 +178,29 @@ fn norms_of_layers_add_up_to_those_of_the_model() {
             assert!((shared[&name] / alone - 1.0).abs() < 1e-2, "{change}: {name} {} {alone}", shared[&name]);
         }
     }
+}
+
+#[test]
+fn samples_are_the_same_through_a_pipeline() {
+    let place = place();
+    let samples = "train.eval.samples={prompts: [\"3 sheep\", \"9\"], max_new_tokens: 6, temperature: 0.7}";
+    let mut found = Vec::new();
+    let meshes: [(usize, &[&str]); 4] = [
+        (1, &[]),
+        (2, &["train.accelerator.pp=2"]),
+        (1, &["train.accelerator={vpp: 2, pp_schedule: interleaved}"]),
+        (4, &["train.accelerator={pp: 2, tp: 2, sequence_parallel: true}"]),
+    ];
+    for (ranks, mesh) in meshes {
+        let output = format!("train.checkpoint.output_dir={{}}/run{}", found.len());
+        place
+            .run_on(ranks, &[mesh, &[samples, output.as_str(), "train.max_steps=3"]].concat(), None)
+            .unwrap();
+        let lines = place.metrics(&format!("run{}", found.len()));
+        found.push(lines.iter().find(|line| line["texts"].is_object()).unwrap()["texts"].clone());
+    }
+    assert!(found[0]["sample/0"].as_str().unwrap().len() > "3 sheep".len(), "{found:?}");
+    assert!(found.iter().all(|texts| *texts == found[0]), "{found:#?}");
 }
 
 #[test]

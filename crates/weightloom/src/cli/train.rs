@@ -441,7 +441,6 @@ impl Callback for Reporter {
                 self.bar.suspend(|| self.output.warning(&warning.to_string()));
                 return Ok(Control::Continue);
             }
-            Notice::NoSamples => "note: pipeline parallelism disables `train.eval.samples`".to_owned(),
             Notice::ConfigChanged { changes } => {
                 let list: Vec<String> = changes.iter().map(ToString::to_string).collect();
                 format!("note: the config changed since the checkpoint: {}", list.join(", "))
