@@ -9,8 +9,8 @@ use super::{Engine, StageModel};
 use crate::error::TrainError;
 use crate::optimizer::{EvaluatedWeights, evaluated};
 
-/// Local tensors of the trained parameters of each stage, by name.
-type StageWeights = Vec<BTreeMap<String, Tensor>>;
+/// Local tensors of the trained parameters of a stage, by name.
+type StageWeights = BTreeMap<String, Tensor>;
 
 impl Engine {
     /// Whether an average is evaluated and saved in place of the trained weights.
@@ -38,9 +38,9 @@ impl Engine {
         if !self.evaluates_average() {
             return work(self);
         }
-        let mut averages = StageWeights::new();
+        let mut averages = Vec::with_capacity(self.stages.len());
         for stage in &self.stages {
-            let mut of_stage = BTreeMap::new();
+            let mut of_stage = StageWeights::new();
             for (name, value) in stage.trained() {
                 if let Some(average) = self.average(stage, &name, value)? {
                     of_stage.insert(name, average.to_local().clone());
@@ -55,7 +55,7 @@ impl Engine {
     }
 
     /// Exchanges the trained parameters with others.
-    fn swap(&mut self, weights: &mut StageWeights) -> Result<(), TrainError> {
+    fn swap(&mut self, weights: &mut [StageWeights]) -> Result<(), TrainError> {
         for (stage, weights) in self.stages.iter_mut().zip(weights) {
             for (name, value) in stage.trained_mut() {
                 let Some(other) = weights.get_mut(&name) else { continue };
