@@ -141,15 +141,7 @@ fn ours(case: &str, folder: &Path, dtype: &str) {
         let mut saver = Saver::new(gang).expect("a saver");
         let folder = std::env::temp_dir().join(format!("weightloom-bench-train-{}", std::process::id()));
         for step in 0..4 {
-            let progress = Progress {
-                step,
-                tokens: 0,
-                targets: 0,
-                data: Value::Null,
-                best: None,
-                optimizer: "adamw".to_owned(),
-                config: Value::Null,
-            };
+            let progress = Progress { step, optimizer: "adamw".to_owned(), ..Progress::default() };
             let target = Target::Folder(folder.join(format!("step_{step}")));
             let begin = Instant::now();
             let pace = SaveMode::Background(Arc::new(()));
