@@ -54,6 +54,7 @@ pub use efficiency::PackingEfficiency;
 pub use error::{DataError, FileChange};
 pub use example::{Example, Passage};
 pub use format::{DataFormats, RecordFormat};
+pub(crate) use hf_dataset::{Purpose, card_patterns};
 pub use loader::{DataSettings, Loader};
 pub use parquet::ParquetError;
 #[doc(hidden)]

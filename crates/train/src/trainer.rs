@@ -8,6 +8,7 @@ mod dataset;
 mod dry_run;
 mod evaluate;
 mod free_space;
+mod hub_data;
 mod lock;
 mod model_plan;
 mod preview;
@@ -158,7 +159,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
     } = request;
     // What is recorded names the dataset, and what is trained on are its files.
     let recorded = config;
-    let resolved = ResolvedConfig::new(config, hub)?;
+    let resolved = ResolvedConfig::new(config, hub, Some(fetching))?;
     let config = &resolved.config;
     for callback in extensions.callbacks.build(&config.train.callbacks)? {
         callbacks.push(callback);

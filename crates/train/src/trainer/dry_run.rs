@@ -7,6 +7,7 @@ use weightloom_hub::cards::ModelAddress;
 
 use super::build::load_tokenizer;
 use super::dataset::{ResolvedConfig, data_cache};
+use super::hub_data::is_on_hub;
 use super::model_plan::ModelPlan;
 use super::weights::open_weights;
 use crate::config::{Config, DataType};
@@ -34,7 +35,7 @@ pub struct DryRunRequest<'a> {
 /// tokenizer are available locally.
 pub fn dry_run(request: DryRunRequest<'_>) -> Result<DryRun, TrainError> {
     let DryRunRequest { config, hub, extensions, world, memory } = request;
-    let resolved = ResolvedConfig::new(config, hub)?;
+    let resolved = ResolvedConfig::new(config, hub, None)?;
     let config = &resolved.config;
     let spec = extensions.specs.find(hub, &config.model.name)?;
     let weights_config = match (&config.model.weights_path, &config.model.arch) {
@@ -111,6 +112,9 @@ fn loader(
 ) -> Option<Result<Loader, DataError>> {
     let is_local =
         |path: &str| matches!(hub.resolve(path).ok()?.address, Some(ModelAddress::Path(_))).then_some(());
+    if is_on_hub(&config.data) {
+        return None;
+    }
     if let Some(path) = config.model.tokenizer_path.as_deref().or(config.model.weights_path.as_deref()) {
         is_local(path)?;
     } else if config.data.r#type != DataType::Dummy {
