@@ -1,6 +1,6 @@
 //! Downloads and their caches.
 //!
-//! [`fetch_repo`] downloads files of a model on the Hugging Face hub into the
+//! [`fetch_repo`] downloads files of a model or a dataset on the Hugging Face hub into the
 //! cache that Python's `huggingface_hub` uses; [`fetch_url`] downloads one file
 //! from any web server into a separate cache. Both take the same steps:
 //!
@@ -42,7 +42,7 @@ pub use error::{FetchError, TokenUse, TransferError};
 #[doc(hidden)]
 pub use listing::check_listing;
 pub use observer::{FetchObserver, LockWait};
-pub use repo::{Completeness, FetchedFile, FetchedRepo, HfRepo, fetch_repo};
+pub use repo::{Completeness, FetchedFile, FetchedRepo, HfRepo, RepoKind, fetch_repo};
 pub use settings::{CacheCheck, FetchSettings, NetworkAccess};
 pub use url::{Expected, FetchedUrl, fetch_url};
 pub use weightloom_http::{MinSpeed, Proxies, RetryPolicy, Secret};

@@ -57,6 +57,7 @@ pub use efficiency::PackingEfficiency;
 pub use error::{DataError, FileChange};
 pub use example::{Example, Passage, SecondSequence};
 pub use format::{DataFormats, RecordFormat};
+pub(crate) use hf_dataset::{Purpose, card_patterns};
 pub use loader::{DataSettings, Loader};
 pub use origins::BatchDocuments;
 pub use parquet::ParquetError;

@@ -11,6 +11,7 @@ mod dry_run;
 mod epochs;
 mod evaluate;
 mod free_space;
+mod hub_data;
 mod lock;
 mod model_plan;
 mod preview;
@@ -170,7 +171,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
     } = request;
     // What is recorded names the dataset, and what is trained on are its files.
     let recorded = config;
-    let resolved = ResolvedConfig::new(config, hub)?;
+    let resolved = ResolvedConfig::new(config, hub, Some(fetching))?;
     let config = &resolved.config;
     check_config(config, &extensions)?;
     for callback in extensions.callbacks.build(&config.train.callbacks)? {

@@ -33,12 +33,47 @@ pub struct HfRepo {
     pub revision: String,
     /// Folder in the repository.
     pub sub: Option<String>,
+    /// What the repository holds.
+    pub kind: RepoKind,
+}
+
+/// What a repository holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RepoKind {
+    /// A model.
+    #[default]
+    Model,
+    /// A dataset.
+    Dataset,
+}
+
+impl RepoKind {
+    /// The name in addresses of the API, and in folders of the cache.
+    pub(super) fn plural(self) -> &'static str {
+        match self {
+            Self::Model => "models",
+            Self::Dataset => "datasets",
+        }
+    }
+
+    /// What precedes the name of a repository in addresses of files.
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Model => "",
+            Self::Dataset => "datasets/",
+        }
+    }
 }
 
 impl HfRepo {
-    /// The `main` branch of a repository.
+    /// The `main` branch of a repository with a model.
     pub fn new(repo: impl Into<String>) -> Self {
-        Self { repo: repo.into(), revision: "main".to_owned(), sub: None }
+        Self { repo: repo.into(), revision: "main".to_owned(), sub: None, kind: RepoKind::Model }
+    }
+
+    /// The `main` branch of a repository with a dataset.
+    pub fn dataset(repo: impl Into<String>) -> Self {
+        Self { kind: RepoKind::Dataset, ..Self::new(repo) }
     }
 
     /// Repository and revision, for messages.
@@ -101,7 +136,7 @@ pub fn fetch_repo(
     observer: &dyn FetchObserver,
 ) -> Result<FetchedRepo, FetchError> {
     repo.check()?;
-    let cache = RepoCache::new(&settings.hub_cache, &repo.repo);
+    let cache = RepoCache::new(&settings.hub_cache, &repo.repo, repo.kind);
     if settings.network == NetworkAccess::Offline {
         return offline::find(&cache, repo, choice);
     }
@@ -133,7 +168,8 @@ fn fetch_listing(
     observer: &dyn FetchObserver,
 ) -> Result<Listing, FetchError> {
     let revision = names::encode_component(&repo.revision);
-    let url = url_of(network, &format!("api/models/{}/revision/{revision}?blobs=true", repo.repo))?;
+    let url =
+        url_of(network, &format!("api/{}/{}/revision/{revision}?blobs=true", repo.kind.plural(), repo.repo))?;
     let subject = Subject::Listing { repo: &repo.repo, revision: &repo.revision };
     let response = network.text(subject, &url, &Cancellation::new(observer, &repo.repo));
     let response = response.map_err(|abort| abort.into_error(&repo.repo))?;
@@ -300,7 +336,8 @@ impl<'a> RepoDownload<'a> {
             }
             disk::remove(&path)?;
         }
-        let path = format!("{}/resolve/{commit}/{}", self.repo.repo, names::encode_path(name));
+        let prefix = self.repo.kind.prefix();
+        let path = format!("{prefix}{}/resolve/{commit}/{}", self.repo.repo, names::encode_path(name));
         let job = Job {
             subject: Subject::File { repo: &self.repo.repo, revision: &self.repo.revision, file: name },
             url: url_of(self.network, &path)?,

@@ -1,7 +1,7 @@
 //! Cache of one repository, in the layout of `huggingface_hub`:
 //!
 //! ```text
-//! models--owner--name/
+//! models--owner--name/            or datasets--owner--name
 //!   blobs/<hash>                  bytes
 //!   snapshots/<commit>/<file>     links to blobs
 //!   refs/<revision>               commit of a branch or tag
@@ -23,6 +23,7 @@ use super::lock::FileLock;
 use super::marker::Marker;
 use super::names;
 use super::observer::FetchObserver;
+use super::repo::RepoKind;
 
 /// Cache of one repository.
 #[derive(Clone, Debug)]
@@ -32,8 +33,8 @@ pub(super) struct RepoCache {
 }
 
 impl RepoCache {
-    pub(super) fn new(hub_cache: &Path, repo: &str) -> Self {
-        let name = format!("models--{}", repo.replace('/', "--"));
+    pub(super) fn new(hub_cache: &Path, repo: &str, kind: RepoKind) -> Self {
+        let name = format!("{}--{}", kind.plural(), repo.replace('/', "--"));
         Self { folder: hub_cache.join(&name), locks: hub_cache.join(".locks").join(name) }
     }
 

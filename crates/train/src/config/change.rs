@@ -42,9 +42,9 @@ impl fmt::Display for ConfigChange {
 }
 
 /// Sections and keys that do not change what a step computes. The files of
-/// `data.paths` and `data.dataset` are compared one by one, and initial weights
-/// are not loaded again.
-const HARMLESS: [&str; 17] = [
+/// `data.paths`, `data.mixture` and `data.dataset` are compared one by one, with
+/// the weights of a mixture, and initial weights are not loaded again.
+const HARMLESS: [&str; 18] = [
     "train.device",
     "train.checkpoint",
     "train.callbacks",
@@ -56,6 +56,7 @@ const HARMLESS: [&str; 17] = [
     "model.tp_plan",
     "model.strictness",
     "data.paths",
+    "data.mixture",
     "data.dataset",
     "data.eval_paths",
     "data.eval_sets",

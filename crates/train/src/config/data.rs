@@ -14,10 +14,11 @@ pub struct DataConfig {
     /// Source of the training data.
     #[serde(default)]
     pub r#type: DataType,
-    /// Training files, folders and glob patterns. `*` matches within a file
-    /// name, `**` matches any number of folders. A folder contributes its
-    /// `.txt`, `.text`, `.md`, `.markdown`, `.jsonl` and `.ndjson` files. A
-    /// named `.json` file is an array of the same objects as in JSONL.
+    /// Training files, folders and glob patterns, and datasets of the Hugging Face
+    /// hub, as `hf://datasets/owner/name`. `*` matches within a file name, `**`
+    /// matches any number of folders. Files are text, Markdown, JSONL, JSON arrays,
+    /// CSV, TSV and Parquet, and all but the last may be compressed (`.gz`, `.zst`).
+    /// Of a dataset folder with splits, the train split is used.
     #[serde(default)]
     pub paths: Vec<String>,
     /// Several sets of files, instead of `paths`. Each has `paths`, a `weight`,
@@ -56,7 +57,7 @@ pub struct DataConfig {
     /// can be trained on. More is an error that lists the reasons.
     #[serde(default = "max_dropped")]
     pub max_dropped: f64,
-    /// Records that cannot be read: a line that is no JSON, lacks a key or has
+    /// Records that cannot be read: a line that is not JSON, lacks a key or has
     /// one of another type. Dropped ones count towards `max_dropped`.
     #[serde(default)]
     pub bad_lines: BadLines,
@@ -195,7 +196,7 @@ pub struct EvalSet {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DataType {
-    /// Text, Markdown and JSONL files.
+    /// Files of text, tables, JSON and Parquet.
     #[default]
     Files,
     /// Random tokens, for testing a config.

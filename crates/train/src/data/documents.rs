@@ -45,9 +45,8 @@ pub(super) struct Documents {
     entries: Vec<Entry>,
     /// The index after the last document of each set.
     ends: Vec<usize>,
-    /// Whether long texts are cut into parts, which count as documents here.
-    cuts_texts: bool,
-    /// Parts that are not the first of their documents.
+    /// Parts that are not the first of their documents. All parts count as documents
+    /// here.
     continuations: usize,
     format: SelectedFormat,
     bad_lines: BadLines,
@@ -126,7 +125,6 @@ impl Documents {
             files,
             entries,
             ends,
-            cuts_texts: how.part_bytes.is_some(),
             continuations: 0,
             format: format.clone(),
             bad_lines,
@@ -134,8 +132,14 @@ impl Documents {
             other_splits,
             prompt_style: PromptStyle::Plain,
         };
-        let continues = |number: &usize| !documents.part(*number).starts_document();
-        documents.continuations = (0..documents.len()).filter(continues).count();
+        let mut first = 0;
+        for file in &documents.files {
+            let entries = &documents.entries[first..file.end];
+            if file.kind == Kind::Text {
+                documents.continuations += entries.windows(2).filter(|pair| are_joined(pair)).count();
+            }
+            first = file.end;
+        }
         if documents.file_kinds()?.contains(&Some(DataKind::Chat)) {
             documents.prompt_style = PromptStyle::Chat;
         }
@@ -201,16 +205,17 @@ impl Documents {
 
     /// Where a document is in the one that it is a part of.
     pub(super) fn part(&self, number: usize) -> Part {
+        if self.continuations == 0 {
+            return Part::Whole;
+        }
         let file = self.files.partition_point(|file| file.end <= number);
-        if !self.cuts_texts || self.files[file].kind != Kind::Text {
+        if self.files[file].kind != Kind::Text {
             return Part::Whole;
         }
         let first = file.checked_sub(1).map_or(0, |before| self.files[before].end);
-        // Between documents, there is a separator.
-        let follows = |number: usize| {
-            let [before, after] = [self.entries[number - 1], self.entries[number]];
-            let joined = before.start + u64::from(before.bytes) == after.start;
-            if joined { Neighbour::Part } else { Neighbour::None }
+        let follows = |number: usize| match are_joined(&self.entries[number - 1..=number]) {
+            true => Neighbour::Part,
+            false => Neighbour::None,
         };
         let before = if number > first { follows(number) } else { Neighbour::None };
         let after = if number + 1 < self.files[file].end { follows(number + 1) } else { Neighbour::None };
@@ -299,6 +304,12 @@ impl Documents {
         };
         Ok((origin, parsed))
     }
+}
+
+/// Whether two neighbours of a text file are parts of a document: between documents,
+/// there is a separator.
+fn are_joined(pair: &[Entry]) -> bool {
+    matches!(pair, [before, after] if before.start + u64::from(before.bytes) == after.start)
 }
 
 fn bytes(file: &Scanned, entry: Entry, origin: &Origin) -> Result<Vec<u8>, DataError> {

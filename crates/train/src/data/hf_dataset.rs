@@ -23,7 +23,7 @@ const MAX_CARD: u64 = 16 << 20;
 
 /// What files are used for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Purpose {
+pub(crate) enum Purpose {
     #[default]
     Training,
     Evaluation,
@@ -50,6 +50,18 @@ const NO_SPLIT: &str = "no split";
 
 /// Files by split that are not used.
 pub(super) type LeftOut = BTreeMap<String, usize>;
+
+/// The patterns that the card of a folder has for a purpose; for evaluation, those of
+/// all splits that are not trained on.
+pub(crate) fn card_patterns(folder: &Path, purpose: Purpose) -> Result<Option<Vec<String>>, DataError> {
+    let card = read_card(folder)?;
+    let Some(config) = card.map(|card| configs(folder, &card)).transpose()?.flatten() else {
+        return Ok(None);
+    };
+    let is_wanted = |split: &str| (split == TRAIN) == (purpose == Purpose::Training);
+    let patterns = config.patterns().into_iter().filter(|(split, _)| is_wanted(split));
+    Ok(Some(patterns.map(|(_, pattern)| pattern).collect()))
+}
 
 /// Removes the files of a folder that belong to other splits.
 pub(super) fn keep_split(
@@ -192,13 +204,36 @@ fn configs(folder: &Path, card: &str) -> Result<Option<CardConfig>, DataError> {
 
 impl CardConfig {
     /// The split of each file.
-    fn splits(self, folder: &Path, files: &[FoundFile]) -> Result<Vec<String>, DataError> {
+    fn splits(&self, folder: &Path, files: &[FoundFile]) -> Result<Vec<String>, DataError> {
+        let mut matchers = Vec::new();
+        for (split, pattern) in self.patterns() {
+            let glob = GlobBuilder::new(&pattern).literal_separator(true).build().map_err(|error| {
+                DataError::Pattern { pattern: pattern.clone(), message: error.kind().to_string() }
+            })?;
+            matchers.push((split, glob.compile_matcher()));
+        }
+        let split = |file: &FoundFile| {
+            let found = matchers.iter().find(|(_, matcher)| matcher.is_match(&file.name));
+            found.map_or_else(|| NO_SPLIT.to_owned(), |(split, _)| split.clone())
+        };
+        let splits: Vec<String> = files.iter().map(split).collect();
+        match splits.iter().all(|split| split == NO_SPLIT) {
+            true => Err(DataError::DatasetCard {
+                file: folder.join(CARD).display().to_string(),
+                reason: "no file matches `data_files`".to_owned(),
+            }),
+            false => Ok(splits),
+        }
+    }
+
+    /// The patterns of files, each with its split.
+    fn patterns(&self) -> Vec<(String, String)> {
         let within = |pattern: String| match &self.data_dir {
             Some(inner) => format!("{}/{pattern}", inner.trim_end_matches('/')),
             None => pattern,
         };
         let train = |path: String| vec![(TRAIN.to_owned(), path)];
-        let patterns: Vec<(String, String)> = match self.data_files {
+        let patterns: Vec<(String, String)> = match self.data_files.clone() {
             None => train("**".to_owned()),
             Some(DataFiles::Path(path)) => train(path),
             Some(DataFiles::List(list)) => list
@@ -215,27 +250,11 @@ impl CardConfig {
                 .flat_map(|(split, paths)| paths.all().into_iter().map(move |path| (split.clone(), path)))
                 .collect(),
         };
-        let mut matchers = Vec::with_capacity(patterns.len());
-        for (split, pattern) in patterns {
+        let patterns = patterns.into_iter().map(|(split, pattern)| {
             let pattern = within(pattern);
-            let pattern = pattern.strip_prefix("./").unwrap_or(&pattern);
-            let glob = GlobBuilder::new(pattern).literal_separator(true).build().map_err(|error| {
-                DataError::Pattern { pattern: pattern.to_owned(), message: error.kind().to_string() }
-            })?;
-            matchers.push((split, glob.compile_matcher()));
-        }
-        let split = |file: &FoundFile| {
-            let found = matchers.iter().find(|(_, matcher)| matcher.is_match(&file.name));
-            found.map_or_else(|| NO_SPLIT.to_owned(), |(split, _)| split.clone())
-        };
-        let splits: Vec<String> = files.iter().map(split).collect();
-        match splits.iter().all(|split| split == NO_SPLIT) {
-            true => Err(DataError::DatasetCard {
-                file: folder.join(CARD).display().to_string(),
-                reason: "no file matches `data_files`".to_owned(),
-            }),
-            false => Ok(splits),
-        }
+            (split, pattern.strip_prefix("./").unwrap_or(&pattern).to_owned())
+        });
+        patterns.collect()
     }
 }
 

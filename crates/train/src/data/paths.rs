@@ -27,7 +27,7 @@ pub(super) enum Kind {
     Text,
     /// One JSON object per line.
     Jsonl,
-    /// A JSON array of objects.
+    /// A JSON array of objects; in a `.json` file, unless it has an object per line.
     JsonArray,
     /// Records with fields between delimiters, after a header.
     Table { delimiter: u8 },
@@ -133,8 +133,11 @@ fn add_path(
             match (entry.metadata.is_dir(), extension_kind(&entry.path)) {
                 (true, _) => {}
                 (false, _) if !entry.metadata.is_file() => skipped.push(entry.path),
-                // Objects are settings and the like.
-                (false, Some(Kind::JsonArray)) if !is_array(&entry.path)? => skipped.push(entry.path),
+                (false, Some(Kind::JsonArray)) => match json_kind(&entry.path)? {
+                    Some(kind) => files.push(FoundFile::new(entry.path, entry.name, kind)),
+                    // Settings and the like.
+                    None => skipped.push(entry.path),
+                },
                 (false, Some(kind)) => files.push(FoundFile::new(entry.path, entry.name, kind)),
                 (false, None) => skipped.push(entry.path),
             }
@@ -304,8 +307,9 @@ fn extension_kind(path: &Path) -> Option<Kind> {
     }
 }
 
-/// Whether a JSON file in a folder is an array.
-fn is_array(path: &Path) -> Result<bool, DataError> {
+/// What a JSON file is: an array, or lines with an object each, as datasets often
+/// have them; `None` for anything else.
+fn json_kind(path: &Path) -> Result<Option<Kind>, DataError> {
     let failed = |error: std::io::Error| unreadable(path, &error);
     let file = fs::File::open(path).map_err(failed)?;
     let mut start = Vec::new();
@@ -315,17 +319,26 @@ fn is_array(path: &Path) -> Result<bool, DataError> {
     };
     read.take(START).read_to_end(&mut start).map_err(failed)?;
     let start = start.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(&start);
-    Ok(start.trim_ascii_start().first() == Some(&b'['))
+    let mut lines =
+        start.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii).filter(|line| !line.is_empty());
+    let object = |line: &[u8]| line.starts_with(b"{") && line.ends_with(b"}");
+    Ok(match (lines.next(), lines.next()) {
+        (Some([b'[', ..]), _) => Some(Kind::JsonArray),
+        (Some(first), Some([b'{', ..])) if object(first) => Some(Kind::Jsonl),
+        _ => None,
+    })
 }
 
 /// Bytes that are read to find out what a JSON file is.
-const START: u64 = 1 << 10;
+const START: u64 = 1 << 20;
 
 /// The type of a named file. A configured format decides what files of other
 /// types contain.
 fn file_kind(path: &Path, format: &DataFormat) -> Result<Kind, DataError> {
-    if let Some(kind) = extension_kind(path) {
-        return Ok(kind);
+    match extension_kind(path) {
+        Some(Kind::JsonArray) => return Ok(json_kind(path)?.unwrap_or(Kind::JsonArray)),
+        Some(kind) => return Ok(kind),
+        None => {}
     }
     match format {
         DataFormat::Text => Ok(Kind::Text),

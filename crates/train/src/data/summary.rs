@@ -35,6 +35,8 @@ pub struct DataSummary {
     pub documents: u64,
     /// Documents counted: all, or the first that the run reads.
     pub read: u64,
+    /// Whether all documents are counted, with all their parts.
+    pub complete: bool,
     /// Documents that are trained on: `read` without `dropped`.
     pub used: u64,
     /// Used documents that are longer than a row.
@@ -256,6 +258,7 @@ impl Loader {
             other_splits: data.other_splits,
             documents: data.documents as u64,
             read: count.documents,
+            complete: size == all,
             used: count.documents - count.dropped.total(),
             truncated: count.truncated,
             dropped,
@@ -294,7 +297,7 @@ impl DataSummary {
 
     /// Whether all documents are counted.
     pub fn is_complete(&self) -> bool {
-        self.read == self.documents
+        self.complete
     }
 
     /// Fails if more than this share of the documents is dropped, or nothing is

@@ -196,8 +196,11 @@ mod tests {
 
     use super::*;
 
-    /// The columns, and the records with their lines.
-    fn table(text: &str, delimiter: u8) -> Result<(Vec<String>, Vec<(usize, Vec<String>)>), DataError> {
+    /// Records with their lines.
+    type Records = Vec<(usize, Vec<String>)>;
+
+    /// The columns and the records.
+    fn table(text: &str, delimiter: u8) -> Result<(Vec<String>, Records), DataError> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
         let mut records = Vec::new();

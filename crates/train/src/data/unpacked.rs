@@ -5,7 +5,7 @@
 //! found again by path, size and time of change.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
@@ -88,9 +88,11 @@ fn unpack(file: &FoundFile, to: &Path) -> Result<(), DataError> {
             let mut reader = compression.reader(source).map_err(damaged)?;
             let mut piece = vec![0; 1 << 20];
             loop {
-                match std::io::Read::read(&mut reader, &mut piece).map_err(damaged)? {
-                    0 => break,
-                    read => plain.write_all(&piece[..read]).map_err(&write_error)?,
+                match reader.read(&mut piece) {
+                    Ok(0) => break,
+                    Ok(read) => plain.write_all(&piece[..read]).map_err(&write_error)?,
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    Err(error) => return Err(damaged(error)),
                 }
             }
         }

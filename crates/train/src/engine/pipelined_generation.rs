@@ -58,7 +58,7 @@ impl Engine {
         let length = tokens.len().next_multiple_of(LENGTH_STEP).min(most.unwrap_or(usize::MAX));
         let mut inputs: Vec<i64> = tokens.iter().map(|&token| i64::from(token)).collect();
         inputs.resize(length, 0);
-        let batch = MicroBatch { rows: 1, inputs, targets: vec![IGNORED; length], documents: None };
+        let batch = MicroBatch { rows: 1, inputs, targets: vec![IGNORED; length], ..MicroBatch::default() };
         let pp = self.gangs.pp.size();
         let mut here = None;
         for stage in &self.stages {

@@ -4,8 +4,10 @@ use std::path::PathBuf;
 
 use weightloom_gang::{Gang, GangExt};
 use weightloom_hub::cards::DatasetCard;
+use weightloom_hub::fetch::FetchObserver;
 use weightloom_hub::{Hub, HubError};
 
+use super::hub_data;
 use crate::config::{Config, DataConfig, DataFormat};
 use crate::error::TrainError;
 
@@ -17,7 +19,12 @@ pub(super) struct ResolvedConfig {
 }
 
 impl ResolvedConfig {
-    pub(super) fn new(config: &Config, hub: &Hub) -> Result<Self, TrainError> {
+    /// Downloads data on the hub, unless there is no observer, as in a dry run.
+    pub(super) fn new(
+        config: &Config,
+        hub: &Hub,
+        fetching: Option<&dyn FetchObserver>,
+    ) -> Result<Self, TrainError> {
         let mut config = config.clone();
         let card = match config.data.dataset.take() {
             None => None,
@@ -25,6 +32,9 @@ impl ResolvedConfig {
         };
         if let Some(card) = &card {
             fill(&mut config.data, card);
+        }
+        if let Some(fetching) = fetching {
+            hub_data::download(&mut config.data, hub, fetching)?;
         }
         Ok(Self { config, card })
     }

@@ -10,6 +10,7 @@ use weightloom_hub::{Hub, Model};
 use super::build::load_tokenizer;
 use super::checks::{ParameterPatterns, check_adapter, check_arch, check_config, check_family};
 use super::dataset::{ResolvedConfig, data_cache};
+use super::hub_data::is_on_hub;
 use super::model_plan::ModelPlan;
 use super::teacher;
 use super::weights::open_weights;
@@ -38,7 +39,7 @@ pub struct DryRunRequest<'a> {
 /// tokenizer are available locally.
 pub fn dry_run(request: DryRunRequest<'_>) -> Result<DryRun, TrainError> {
     let DryRunRequest { config, hub, extensions, world, memory } = request;
-    let resolved = ResolvedConfig::new(config, hub)?;
+    let resolved = ResolvedConfig::new(config, hub, None)?;
     let config = &resolved.config;
     let spec = extensions.specs.find(hub, &config.model.name)?;
     check_config(config, extensions)?;
@@ -170,6 +171,9 @@ fn loader(
 ) -> Option<Result<Loader, DataError>> {
     let is_local =
         |path: &str| matches!(hub.resolve(path).ok()?.address, Some(ModelAddress::Path(_))).then_some(());
+    if is_on_hub(&config.data) {
+        return None;
+    }
     if let Some(path) = config.model.tokenizer_path.as_deref().or(config.model.weights_path.as_deref()) {
         is_local(path)?;
     } else if config.data.r#type != DataType::Dummy {

@@ -36,7 +36,7 @@ pub fn preview_data(
     examples: usize,
     fetching: &dyn FetchObserver,
 ) -> Result<DataPreview, TrainError> {
-    let resolved = ResolvedConfig::new(config, hub)?;
+    let resolved = ResolvedConfig::new(config, hub, Some(fetching))?;
     let config = &resolved.config;
     let spec = extensions.specs.find(hub, &config.model.name)?;
     check_arch(config, hub, &*spec)?;

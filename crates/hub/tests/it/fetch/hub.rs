@@ -7,8 +7,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 use weightloom_errors::Hint;
 use weightloom_hub::fetch::{
-    CacheCheck, Completeness, FetchError, FetchSettings, FetchedRepo, FileChoice, HfRepo, Secret, TokenUse,
-    fetch_repo,
+    CacheCheck, Completeness, FetchError, FetchSettings, FetchedRepo, FileChoice, HfRepo, RepoKind, Secret,
+    TokenUse, fetch_repo,
 };
 
 use super::server::{Act, File, Server};
@@ -149,6 +149,20 @@ fn the_cache_has_the_layout_of_python() {
     let link = root.join("snapshots").join(COMMIT).join("sub/deep/config.json");
     assert_eq!(fs::read_link(link).unwrap(), Path::new("../../../../blobs").join(&hash));
     assert!(folder.path().join("hub/.locks/models--owner--model").join(format!("{hash}.lock")).exists());
+}
+
+#[test]
+fn datasets_have_their_own_addresses_and_folders() {
+    let (server, folder) = (Server::start(), tempfile::tempdir().unwrap());
+    let list = json!({"sha": COMMIT, "siblings": [sibling("data/x.jsonl", b"{}")]}).to_string();
+    server.put("/api/datasets/owner/set/revision/main?blobs=true", File::new(list));
+    server.put(&format!("/datasets/owner/set/resolve/{COMMIT}/data/x.jsonl"), File::new(b"{}".to_vec()));
+    let settings = settings(folder.path(), &server.url());
+    let fetched = fetch_repo(&settings, &HfRepo::dataset("owner/set"), &FileChoice::All, &()).unwrap();
+    assert_eq!(fetched.folder, folder.path().join("hub/datasets--owner--set/snapshots").join(COMMIT));
+    assert_eq!(fs::read(fetched.folder.join("data/x.jsonl")).unwrap(), b"{}");
+    // A model of this name is something else.
+    fetch_repo(&settings, &HfRepo::new("owner/set"), &FileChoice::All, &()).unwrap_err();
 }
 
 #[test]
@@ -324,7 +338,12 @@ fn names_that_leave_the_cache_are_rejected() {
     for (repo, revision, sub) in
         [("../x", "main", None), ("a/b", "../main", None), ("a/b", "main", Some("../c"))]
     {
-        let repo = HfRepo { repo: repo.into(), revision: revision.into(), sub: sub.map(Into::into) };
+        let repo = HfRepo {
+            repo: repo.into(),
+            revision: revision.into(),
+            sub: sub.map(Into::into),
+            kind: RepoKind::Model,
+        };
         let error = fetch_repo(&settings, &repo, &FileChoice::All, &()).unwrap_err();
         assert!(matches!(error, FetchError::RepoName { .. } | FetchError::FileName { .. }), "{error}");
     }

@@ -283,7 +283,12 @@ impl Column {
                 let unknown = ParquetError::Damaged("a value is not in its dictionary");
                 self.dictionary.get(index).cloned().ok_or(unknown)
             }
-            Values::Delta(numbers) => Ok(Value::Int(numbers.next(page)?)),
+            Values::Delta(numbers) => {
+                let number = numbers.next(page)?;
+                // Differences of 32-bit numbers wrap around.
+                let is_small = self.leaf.kind == Physical::Int32;
+                Ok(Value::Int(if is_small { (number as i32).into() } else { number }))
+            }
             Values::DeltaLengths { lengths, at } => {
                 let length = size(lengths.next(page)?)?;
                 Ok(Value::Bytes(take(at, length)?.to_vec()))

@@ -79,6 +79,25 @@ fn compressed_files_are_read_by_their_names() {
 }
 
 #[test]
+fn json_files_of_datasets_may_have_an_object_per_line() {
+    let lines = b"{\"text\": \"one\"}\r\n\n{\"text\": \"two\"}\n";
+    let folder = folder(&[
+        ("set/a.json", lines),
+        ("set/b.json.gz", &gzip(lines)),
+        ("set/settings.json", b"{\n \"a\": 1}\n"),
+        ("set/empty.json", b"\n"),
+    ]);
+    for name in ["set/a.json", "set/b.json.gz"] {
+        assert_eq!(texts(&inside(&folder, name)).unwrap(), ["one", "two"], "{name}");
+    }
+    let changes = json!({"paths": [inside(&folder, "set")]});
+    let size = Loader::new(settings(&folder, changes)).unwrap().size().unwrap();
+    assert_eq!((size.files, size.documents, size.skipped_files.get(".json")), (2, 4, Some(&2)));
+    let error = texts(&inside(&folder, "set/settings.json")).unwrap_err();
+    assert!(matches!(error, DataError::NotAnArray { .. }), "{error}");
+}
+
+#[test]
 fn damaged_compressed_files_are_errors() {
     let whole = gzip(b"{\"text\": \"one\"}\n");
     let half = &zstd(&b"{\"text\": \"one\"}\n".repeat(100));

@@ -90,6 +90,7 @@ fn windows_of_a_long_text_are_shuffled() {
     assert_eq!((count.rows, count.documents), (shuffled.len() as u64, 2));
     assert_eq!(all_rows(&mut loader).len() as u64, count.rows_in(3));
     assert_eq!(loader.position().documents - loader.position().parts, 6);
+    assert!(summary.is_complete());
     // Another epoch has another order.
     let mut again = Loader::new(DataSettings { epochs: Epochs::Times(2), ..with(json!({})) }).unwrap();
     let both = all_rows(&mut again);

@@ -22,7 +22,7 @@ fn chats() -> Place {
         )
         + &chat(["user", "assistant"], &"y".repeat(80));
     place.write("chats/a.jsonl", lines);
-    place.write("chats/notes.csv", "a,b\n");
+    place.write("chats/notes.log", "a,b\n");
     place
 }
 
@@ -49,7 +49,7 @@ fn a_run_starts_with_an_account_of_its_data() {
         let place = chats();
         let text = place.run(&[&["train", "run.yaml", steps], &CHATS[..]].concat());
         for part in [
-            "data: 10 documents in 1 file; files of other types, not read: 1 .csv\n",
+            "data: 10 documents in 1 file; files of other types, not read: 1 .log\n",
             "  used: 7, ",
             "  truncated: 1, by ",
             "  dropped: 3: 2 with unknown roles `gpt`, `human` (first: chats/a.jsonl:7); 1 with answer cut off by \
@@ -61,7 +61,7 @@ fn a_run_starts_with_an_account_of_its_data() {
         let metrics = place.metrics("out");
         assert_eq!((&metrics[0]["event"], &metrics[0]["step"]), (&json!("start"), &json!(0)));
         check_sums(&metrics[0]["data"]);
-        assert_eq!(metrics[0]["data"]["skipped_files"], json!({".csv": 1}));
+        assert_eq!(metrics[0]["data"]["skipped_files"], json!({".log": 1}));
         let end = metrics.last().unwrap();
         assert_eq!(end["event"], "end");
         let number = |key: &str| end["data"][key].as_u64().unwrap();
@@ -108,11 +108,11 @@ fn too_many_dropped_documents_are_an_error() {
 #[test]
 fn files_of_unknown_types_are_not_taken_for_text() {
     let place = Place::new();
-    place.write("table.csv", "a,b\n1,2\n");
+    place.write("table.log", "a,b\n1,2\n");
     place.write("script.py", "print(1)\n");
     place.write("noted", "some text to learn\n");
     for (file, reason) in [
-        ("table.csv", "unsupported file type `.csv`"),
+        ("table.log", "unsupported file type `.log`"),
         ("script.py", "unsupported file type `.py`"),
         ("noted", "a file without an extension may contain anything"),
     ] {
