@@ -116,7 +116,7 @@ train:
     hint: list files or folders, or set `data.type` to `dummy`
   run.yaml:5:16: data.max_seq_len: 1 is less than 2
     hint: set it to 2 or more
-  run.yaml:6:11: data.format: expected one of `auto`, `text`, `prompt_completion`, `chat`, found `caht`
+  run.yaml:6:11: data.format: expected one of `auto`, `text`, `prompt_completion`, `chat`, `preference`, found `caht`
     hint: did you mean `chat`?
   run.yaml:8:3: train.lr: unknown key
     hint: did you mean `train.optimizer.lr`?
