@@ -48,12 +48,12 @@ impl BatchTotals {
     pub fn of(micros: &[MicroBatch], documents: Supervision) -> Self {
         let mut totals = Self::default();
         for micro in micros {
-            let rows = micro.rows_of_targets().map(|row| Positions::of(row));
+            let rows = micro.rows_of_targets().map(Positions::of);
             for (number, Positions { targets, tokens }) in rows.enumerate() {
                 totals.targets += targets;
                 let is_first = match documents {
                     Supervision::Tokens => continue,
-                    Supervision::Preferences => number % 2 == 0,
+                    Supervision::Preferences => number.is_multiple_of(2),
                     Supervision::Labels => true,
                 };
                 if is_first {

@@ -122,6 +122,42 @@ mod tests {
         assert_eq!(micro_batch(&[row(6, &[0])], 6, Attention::Rows).documents, None);
     }
 
+    fn pair(kind: PairKind, document: u64) -> Row {
+        let other = Row { inputs: vec![9; 8], ..row(5, &[0]) };
+        let pair = Some(Box::new(RowPair { kind, document, other }));
+        Row { inputs: vec![document as u32 + 1; 8], targets: vec![3; 8], pair, ..row(2, &[0]) }
+    }
+
+    #[test]
+    fn sequences_of_a_row_stay_together() {
+        let reference = ReferenceLogprobs::new(vec![[-1.0, -2.0], [-3.0, -4.0]]);
+        let rows = [pair(PairKind::Rejected, 1), pair(PairKind::Rejected, 0), row(0, &[])];
+        let micro = pairs(&rows, 5, Some(&reference));
+        let first = |number: usize| micro.inputs[number * micro.seq_len()];
+        assert_eq!((micro.rows, [0, 1, 2, 3, 4, 5].map(first)), (6, [2, 9, 1, 9, 0, 0]));
+        let preferences = micro.preferences.unwrap();
+        assert_eq!(preferences.reference.unwrap(), [-3.0, -4.0, -1.0, -2.0, 0.0, 0.0]);
+        assert!(preferences.mismatched.is_none() && preferences.labels.is_empty());
+        assert_eq!(pairs(&rows, 5, None).preferences.unwrap().reference, None);
+    }
+
+    #[test]
+    fn mismatched_completions_are_beside_labelled_ones() {
+        let reference = ReferenceLogprobs::new(vec![[-1.0, -2.0], [-3.0, -4.0]]);
+        let rows = [
+            pair(PairKind::Mismatched { desirable: true }, 0),
+            pair(PairKind::Mismatched { desirable: false }, 1),
+            row(0, &[]),
+        ];
+        let micro = labelled(&rows, 5, Some(&reference));
+        let preferences = micro.preferences.unwrap();
+        assert_eq!((micro.rows, preferences.labels), (3, vec![true, false, false]));
+        assert_eq!(preferences.reference.unwrap(), [-1.0, -3.0, 0.0]);
+        let others = preferences.mismatched.unwrap();
+        assert_eq!((others.rows, others.inputs[0]), (3, 9));
+        assert_eq!(others.preferences.unwrap().reference.unwrap(), [-2.0, -4.0, 0.0]);
+    }
+
     #[test]
     fn one_document_in_a_row_is_not_packed() {
         assert!(!row(8, &[0]).is_packed() && !row(8, &[]).is_packed() && !row(0, &[]).is_packed());

@@ -33,6 +33,10 @@ pub(super) struct ReferenceLogprobs {
 }
 
 impl ReferenceLogprobs {
+    pub(super) fn new(of_documents: Vec<[f32; 2]>) -> Self {
+        Self { of_documents }
+    }
+
     /// Those of a document, by its number in the data.
     pub(super) fn of(&self, document: u64) -> [f32; 2] {
         self.of_documents.get(document as usize).copied().unwrap_or([0.0; 2])
@@ -109,7 +113,7 @@ impl ReferencePass<'_> {
         if let Some(out) = out {
             out.finish()?;
         }
-        Ok(ReferenceLogprobs { of_documents })
+        Ok(ReferenceLogprobs::new(of_documents))
     }
 
     /// The folder of the files.

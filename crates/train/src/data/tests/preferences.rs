@@ -12,9 +12,7 @@ use super::masks::shown;
 use super::stage::{Around, folder, settings, templates, tokenizer};
 use crate::data::error::DataError;
 use crate::data::sample::Sample;
-use crate::data::{
-    DataSettings, DocumentStatus, DropReason, Epochs, Loader, PairKind, Passage, Supervision,
-};
+use crate::data::{DataSettings, DocumentStatus, DropReason, Epochs, Loader, PairKind, Passage, Supervision};
 
 /// A loader of lines, with the folder that they are in.
 fn loader(lines: &[Value], changes: Value, supervision: Supervision) -> (TempDir, Result<Loader, DataError>) {
