@@ -3,7 +3,7 @@
 use weightloom_errors::Hint as _;
 use weightloom_train::{End, TrainError};
 
-use crate::setup::place::Place;
+use crate::place::Place;
 
 /// Documents 6 and 7 are the rows of step 4.
 fn poisoned() -> Place {

@@ -49,6 +49,7 @@ mod parallelism;
 mod pipeline;
 mod pipeline_errors;
 mod pipeline_timeline;
+mod place;
 mod preferences;
 mod published;
 mod reference;

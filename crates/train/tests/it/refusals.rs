@@ -4,7 +4,7 @@ use weightloom_errors::Hint as _;
 use weightloom_gang::{GangOptions, threads};
 use weightloom_train::TrainError;
 
-use crate::setup::place::{Place, hub};
+use crate::place::{Place, hub};
 
 /// The error and its hint.
 fn shown(error: &TrainError) -> String {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use weightloom_train::{End, TrainError};
 
-use crate::setup::place::Place;
+use crate::place::Place;
 
 /// A folder with held-out texts.
 fn place() -> Place {

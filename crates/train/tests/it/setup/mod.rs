@@ -4,7 +4,6 @@
 #![allow(dead_code, reason = "no test needs all of it")]
 
 pub mod models;
-pub mod place;
 
 use std::sync::Arc;
 

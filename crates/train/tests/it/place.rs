@@ -1,7 +1,5 @@
 //! A folder with a tokenizer, texts and a config, and runs in it.
 
-#![allow(dead_code, reason = "no test needs all of it")]
-
 use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
