@@ -28,8 +28,8 @@ use weightloom_tensor::{Device, HostMemory, Tensor};
 
 use crate::engine::{Engine, StageModel, Tied};
 use crate::error::TrainError;
-use crate::optimizer::{ParameterStates, StateTensor};
 use crate::guard::GuardState;
+use crate::optimizer::{ParameterStates, StateTensor};
 use published::publish;
 
 pub use planners::{LoadPlanners, PlannerKind, SavePlanners};

@@ -58,8 +58,8 @@ mod warning;
 
 pub use config::Config;
 pub use error::{BatchOutcome, TrainError};
-pub use guard::{GuardState, Spike};
 pub use extensions::Extensions;
+pub use guard::{GuardState, Spike};
 pub use lora_target::UnknownTarget;
 pub use trainer::{
     ConfigChanges, DataPreview, DryRunRequest, End, Outcome, TrainRequest, dry_run, is_running, preview_data,

@@ -299,11 +299,14 @@ fn quiet_and_json_are_independent() {
     let is_json =
         |text: &str| text.lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok());
     let (plain, status) = run(&[]);
-    assert!(plain.contains("saved ") && status.is_empty(), "{plain}{status}");
+    assert!(plain.contains("trainable parameters") && status.is_empty(), "{plain}{status}");
     let (quiet, status) = run(&["--quiet"]);
-    assert!(!quiet.contains("saved ") && !quiet.is_empty() && status.is_empty(), "{quiet}{status}");
+    assert!(
+        !quiet.contains("trainable parameters") && !quiet.is_empty() && status.is_empty(),
+        "{quiet}{status}"
+    );
     let (json, status) = run(&["--json"]);
-    assert!(is_json(&json) && status.contains("saved "), "{json}{status}");
+    assert!(is_json(&json) && status.contains("trainable parameters"), "{json}{status}");
     let (json, status) = run(&["--json", "-q"]);
     assert!(is_json(&json) && !json.is_empty() && status.is_empty(), "{json}{status}");
 }

@@ -7,7 +7,8 @@ use weightloom_document::{Content, Node};
 use super::dump::dump;
 use super::outline::outline;
 use super::{
-    Config, DataConfig, EarlyStopping, EmaConfig, EvalConfig, LoraConfig, ModelConfig, SpikeConfig, TrainConfig,
+    Config, DataConfig, EarlyStopping, EmaConfig, EvalConfig, LoraConfig, ModelConfig, SpikeConfig,
+    TrainConfig,
 };
 use crate::extensions::Extensions;
 

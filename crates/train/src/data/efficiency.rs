@@ -61,7 +61,9 @@ impl RowStream {
                 };
                 std::iter::once(first.rows).chain(later).map(&mut add).collect()
             }
-            (None, RowLayout::Padded | RowLayout::Pairs) => (1..=epochs).map(|all| first.rows.saturating_mul(all)).collect(),
+            (None, RowLayout::Padded | RowLayout::Pairs) => {
+                (1..=epochs).map(|all| first.rows.saturating_mul(all)).collect()
+            }
             (None, _) => {
                 let size = self.size as u64;
                 (1..=epochs).map(|all| rows_of(first.tokens.saturating_mul(all), size)).collect()

@@ -407,7 +407,11 @@ fn check_ranges(rows: usize, own: &[Range<usize>]) -> Result<(), DataError> {
     Ok(())
 }
 
-fn stream(settings: &DataSettings, supervision: Supervision, purpose: Purpose) -> Result<RowStream, DataError> {
+fn stream(
+    settings: &DataSettings,
+    supervision: Supervision,
+    purpose: Purpose,
+) -> Result<RowStream, DataError> {
     let DataSettings { config, tokenizer, templates, seed, vocabulary, epochs, formats, cache } = settings;
     let tokenizer = tokenizer.clone().ok_or(DataError::NoTokenizer)?;
     let templates = match &config.chat_template {

@@ -119,7 +119,8 @@ impl Engine {
         Ok(metrics.means(&sums))
     }
 
-    /// Sums over some evaluation rows. Metrics go on. Called by every rank.
+    /// Sums over some evaluation rows. Metrics are added to those before. Called by every
+    /// rank.
     pub(crate) fn eval_sums(&self, micros: &[MicroBatch]) -> Result<EvalSums, TrainError> {
         let divisor = self.prepare(micros)?;
         let targets = self.loss_state.locked().totals.targets;

@@ -32,7 +32,8 @@ mod tests {
     use super::*;
 
     fn summary(documents: u64, read: u64) -> DataSummary {
-        DataSummary { documents, read, used: read, tokens: 100, ..DataSummary::default() }
+        let complete = read == documents;
+        DataSummary { documents, read, complete, used: read, tokens: 100, ..DataSummary::default() }
     }
 
     fn at(epoch: u64, place: u64, tokens: u64) -> Position {
@@ -60,5 +61,14 @@ mod tests {
         assert_eq!(epochs_done(&at(3, 2, 0), Some(&four), RowLayout::Packed), 3.5);
         assert_eq!(epochs_done(&at(1, 3, 0), Some(&summary(4, 2)), RowLayout::Packed), 1.75);
         assert_eq!(epochs_done(&at(0, 0, 64), None, RowLayout::Packed), 0.0);
+    }
+
+    /// A place is then one of a part of a document, or of a block of documents.
+    #[test]
+    fn rows_in_another_order_count_by_tokens() {
+        let of_parts = Position { parts: 3, ..at(1, 4, 150) };
+        assert_eq!(epochs_done(&of_parts, Some(&summary(1, 1)), RowLayout::Packed), 1.5);
+        let data = DataSummary { rows: Some(20), ..summary(4, 4) };
+        assert_eq!(epochs_done(&at(0, 3, 20), Some(&data), RowLayout::BestFit), 0.25);
     }
 }

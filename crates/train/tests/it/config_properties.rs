@@ -10,8 +10,8 @@ use serde_json::{Map, Value, json};
 use weightloom_train::Config;
 use weightloom_train::config::{
     Accelerator, BadLines, CheckpointConfig, ConfigErrors, DataConfig, DataFormat, DataType, EmaConfig,
-    LoadStrictness, LoraConfig, ModelConfig, OptimizerConfig, OptimizerKind, Packing, PipelineSchedule, Problem,
-    Resume, SampleConfig, TrainConfig, TrainOn, dump, read, schema,
+    LoadStrictness, LoraConfig, ModelConfig, OptimizerConfig, OptimizerKind, Packing, PipelineSchedule,
+    Problem, Resume, SampleConfig, TrainConfig, TrainOn, dump, read, schema,
 };
 
 fn none(_: &str) -> Option<String> {

@@ -99,7 +99,7 @@ fn early_stopping_of_a_dataset_without_evaluation_data_is_an_error() {
     let mut config = place.config(&[MAIN, "train.eval={eval_steps: 1, early_stopping: {}}"]);
     config.data.eval_paths.clear();
     assert!(config.check().is_err());
-    let hub = crate::setup::place::hub();
+    let hub = crate::place::hub();
     let gang = weightloom_gang::solo(weightloom_gang::GangOptions::default());
     let error = weightloom_train::train(weightloom_train::TrainRequest::new(&config, &hub, gang));
     assert_eq!(error.unwrap_err(), TrainError::NoEvalData);

@@ -54,6 +54,11 @@ fn with_data(place: &Place) {
     };
     place.write("chats.jsonl", (0..6).map(chat).collect::<String>());
     place.write("chats-held-out.jsonl", (6..8).map(chat).collect::<String>());
+    let pair = |number: usize| {
+        format!("{{\"prompt\": \"{number} sheep? \", \"chosen\": \"{number}\", \"rejected\": \"none\"}}\n")
+    };
+    place.write("preferences.jsonl", (0..6).map(pair).collect::<String>());
+    place.write("preferences-held-out.jsonl", (6..8).map(pair).collect::<String>());
 }
 
 /// Sizes of a tiny model, by the keys of the config that an example may have.

@@ -69,7 +69,7 @@ fn names_of_ones_own_are_in_help_reference_schema_and_lists() {
     };
     let help = of(&["train", "--help"]);
     for names in [
-        "Losses: cross_entropy, smoothed, doubled_logits",
+        "Losses: cross_entropy, dpo, orpo, simpo, kto, distillation, smoothed, doubled_logits",
         "Optimizers: adamw, sgd, lion, adafactor, schedule_free_adamw, muon, adamw_8bit, sign_descent",
         "Metric sinks: jsonl, tensorboard, diary",
         "Callbacks: stop_after",
