@@ -246,8 +246,16 @@ def _evaluation(result: dict[str, Any]) -> dict[str, Any]:
     if "samples" not in result:
         return result
     loss = result["eval_loss"]
-    scalars = {} if loss is None else {"eval/loss": loss, "eval/perplexity": math.exp(loss)}
-    scalars |= {f"eval/{name}/loss": one["loss"] for name, one in result.get("sets", {}).items()}
+    metrics: dict[str, float] = result.get("metrics", {})
+    sets: dict[str, dict[str, Any]] = result.get("sets", {})
+    scalars: dict[str, float] = {} if loss is None else {"eval/loss": loss}
+    # Only a cross-entropy has a perplexity; other losses have metrics.
+    if loss is not None and not metrics and not any(one.get("metrics") for one in sets.values()):
+        scalars["eval/perplexity"] = math.exp(loss)
+    scalars |= {f"eval/{name}": value for name, value in metrics.items()}
+    for name, one in sets.items():
+        scalars |= {f"eval/{name}/{metric}": value for metric, value in one.get("metrics", {}).items()}
+        scalars[f"eval/{name}/loss"] = one["loss"]
     texts = {f"sample/{number}": "".join(sample) for number, sample in enumerate(result["samples"])}
     return {"step": result["step"], "scalars": scalars, "texts": texts}
 

@@ -67,6 +67,13 @@ pub struct Evaluation {
     pub samples: Vec<(String, String)>,
 }
 
+impl Evaluation {
+    /// Whether the loss is a cross-entropy, which has a perplexity: others have metrics.
+    pub fn has_perplexity(&self) -> bool {
+        self.metrics.is_empty() && self.sets.values().all(|set| set.metrics.is_empty())
+    }
+}
+
 /// The loss of an evaluation set.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[allow(missing_docs)]

@@ -29,7 +29,7 @@ use crate::optimizer::{LearningRateScale, Optimizer, ParameterStates, Patterns, 
 use crate::pipeline::{Action, Schedule};
 
 pub use layer_norms::{LayerNorms, NormsByLayer};
-pub(crate) use loss::EvalSums;
+pub(crate) use loss::EvalTotals;
 use loss::LossState;
 pub use microbatch::{MicroBatch, PreferenceRows};
 pub use pipelined_generation::SampleRequest;

@@ -73,7 +73,7 @@ pub enum TrainError {
     NoTokenizer,
     #[error("the tokenizer `{path}` is not in a local folder")]
     TokenizerLocation { path: String },
-    #[error("dummy data has no end, and `train.max_steps` is not set")]
+    #[error("the data has no end, and `train.max_steps` is not set")]
     EndlessData,
     #[error("cannot count the documents: {reason}")]
     Counting { reason: String },

@@ -191,6 +191,16 @@ impl Rules {
             }
             self.none_empty(&format!("{path}.paths"), &set.paths, "name a file or a folder");
         }
+        let endless = data.mixture.iter().position(|set| set.epochs.is_none());
+        if let (None, Some(at)) = (config.train.max_steps, endless) {
+            let other = "train.max_steps";
+            let rule = Rule::Needs {
+                found: "a set without `epochs`".to_owned(),
+                other,
+                wanted: "a number of steps",
+            };
+            self.report(&[&format!("data.mixture.{at}"), other], rule);
+        }
         for (other, is_set) in
             [("data.paths", !data.paths.is_empty()), ("data.dataset", data.dataset.is_some())]
         {

@@ -39,7 +39,7 @@ pub struct TrainConfig {
     #[serde(with = "device_name")]
     #[schemars(with = "String")]
     pub device: DeviceChoice,
-    /// Dtype of the computation. Weights are kept in `f32`.
+    /// Dtype of the computation. Trained weights are kept in `f32`.
     pub precision: Precision,
     /// Recompute activations in the backward pass instead of storing them.
     pub gradient_checkpointing: GradientCheckpointing,
@@ -209,7 +209,8 @@ pub enum Precision {
     /// Compute in `f32`.
     #[default]
     F32,
-    /// Compute in `bf16`, with weights and optimizer states in `f32`.
+    /// Compute in `bf16`, with trained weights and optimizer states in `f32`, and the
+    /// base of an adapter in `bf16`.
     Bf16,
 }
 

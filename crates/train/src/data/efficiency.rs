@@ -70,8 +70,9 @@ impl RowStream {
             }
         };
         let share = |part: u64, of: u64| if of == 0 { 0.0 } else { part as f64 / of as f64 };
+        let room = self.size.saturating_mul(self.sampler.supervision.sequences()) as u64;
         let efficiency = PackingEfficiency {
-            filled: share(first.inputs, first.rows.saturating_mul(self.size as u64)),
+            filled: share(first.inputs, first.rows.saturating_mul(room)),
             cut: share(first.cut, first.documents),
         };
         Some(PlannedRows { by_epochs, efficiency })

@@ -128,6 +128,9 @@ impl Loader {
     fn take_batch(&mut self, rows: usize, own: &[Range<usize>]) -> Result<Option<Batch>, DataError> {
         let mut batch =
             Batch { rows: Vec::new(), own_targets: 0, real_rows: 0, first_row: self.position.rows };
+        if let Source::Files(stream) = &mut self.source {
+            stream.taken.clear();
+        }
         for at in 0..rows {
             let want = if own.iter().any(|range| range.contains(&at)) { Want::Row } else { Want::Position };
             let row = match &mut self.source {
@@ -474,6 +477,7 @@ fn stream(
         size: config.max_seq_len,
         pad,
         latest: None,
+        taken: Vec::new(),
     })
 }
 

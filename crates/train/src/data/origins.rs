@@ -1,5 +1,6 @@
 //! The documents of a batch, for messages.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::Serialize;
@@ -34,14 +35,20 @@ impl Loader {
     /// data.
     pub(super) fn documents_between(&self, from: Position, to: Position) -> BatchDocuments {
         let Some(stream) = self.file_stream() else { return BatchDocuments::default() };
-        let documents = (stream.documents.len() as u64).max(1);
+        let origin = |document: usize| stream.documents.origin(document).to_string();
+        if stream.blocks.is_some() {
+            // Rows are not in the order of the documents.
+            let mut seen = BTreeSet::new();
+            let all: Vec<usize> =
+                stream.taken.iter().copied().filter(|document| seen.insert(*document)).collect();
+            let names = all.iter().take(NAMED as usize).map(|&document| origin(document));
+            return BatchDocuments { names: names.collect(), total: all.len() as u64 };
+        }
+        let documents = stream.order.len().max(1);
         let number = |at: Position| at.epoch.saturating_mul(documents).saturating_add(at.place);
         let (first, end) = (number(from), number(to).saturating_add(u64::from(to.offset > 0)));
         let total = end.saturating_sub(first);
-        let name = |number: u64| {
-            let document = stream.order.at(number / documents, number % documents) as usize;
-            stream.documents.origin(document).to_string()
-        };
+        let name = |number: u64| origin(stream.order.at(number / documents, number % documents) as usize);
         BatchDocuments { names: (first..first + total.min(NAMED)).map(name).collect(), total }
     }
 }

@@ -11,6 +11,7 @@ use weightloom_hub::text::{ChatContext, Message, OrderedJson};
 use super::chat::{self, LocateError};
 use super::conversation::{self, message_list};
 use super::error::DataError;
+use super::parts::Part;
 use super::record::{Content, Origin, Parsed, Record, kind};
 use super::row::{PairKind, Row, RowBuilder, RowPair};
 use super::sample::{Sample, Sampler, overlaps};
@@ -372,19 +373,32 @@ impl RowStream {
         let sample = match (content, self.sampler.supervision) {
             (Content::Preference(pair), Supervision::Preferences) => self.sampler.preference(&pair, &origin),
             (Content::Labelled(labelled), Supervision::Labels) => {
-                let before = document.checked_sub(1).unwrap_or(self.documents.len() - 1);
-                match self.documents.read(before)? {
-                    (_, Parsed { content: Content::Labelled(other), .. }) => {
+                match self.document_before(document)? {
+                    None => self.sampler.labelled(&labelled, &labelled, &origin),
+                    Some((_, Parsed { content: Content::Labelled(other), .. })) => {
                         self.sampler.labelled(&labelled, &other, &origin)
                     }
-                    (origin, Parsed { content, .. }) => {
-                        self.sampler.sample(content, self.documents.part(before), &origin)
+                    // An error: documents of several kinds.
+                    Some((origin, Parsed { content, .. })) => {
+                        self.sampler.sample(content, Part::Whole, &origin)
                     }
                 }
             }
             (content, _) => self.sampler.sample(content, self.documents.part(document), &origin),
         };
         Ok(Sample { format: Some(format), ..sample? })
+    }
+
+    /// The nearest document before one that can be read; before the first comes the last.
+    fn document_before(&self, document: usize) -> Result<Option<(Origin, Parsed)>, DataError> {
+        let all = self.documents.len();
+        for back in 1..all {
+            match self.documents.read((document + all - back) % all) {
+                Err(error) if self.documents.skips(&error) => {}
+                read => return read.map(Some),
+            }
+        }
+        Ok(None)
     }
 
     /// The row of a document.

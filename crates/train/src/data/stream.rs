@@ -59,6 +59,8 @@ pub(super) struct RowStream {
     /// The last tokenized document. Parts of a document follow each other, so
     /// one is enough.
     pub(super) latest: Option<(usize, Sample)>,
+    /// The documents of the current batch, if rows are planned in blocks.
+    pub(super) taken: Vec<usize>,
 }
 
 /// Rows that are planned in blocks.
@@ -180,6 +182,7 @@ impl RowStream {
             let (index, rows) = (position.offset, block.rows.len() as u64);
             if index < rows {
                 let row = &block.rows[block.order.at(position.epoch, index) as usize];
+                self.taken.extend(row.iter().map(|segment| segment.document));
                 if let Some(builder) = builder {
                     for &Segment { document, from, take } in row {
                         if !block.samples.contains_key(&document) {

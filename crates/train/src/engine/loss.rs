@@ -36,15 +36,25 @@ impl LossState {
     }
 }
 
-/// Sums over evaluation rows.
+/// Totals of evaluation rows.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct EvalSums {
-    /// This rank's share of the summed loss.
-    pub(crate) share: f64,
-    /// What the sum is divided by, over all ranks.
-    pub(crate) divisor: f64,
-    /// Targets of all ranks.
-    pub(crate) targets: u64,
+pub(crate) struct EvalTotals {
+    counts: [u64; 4],
+    /// Sum and number of the log-ratios of mismatched completions.
+    divergence: [f64; 2],
+}
+
+impl EvalTotals {
+    /// Adds those of other rows.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.counts.iter_mut().zip(other.counts).for_each(|(sum, count)| *sum += count);
+        self.divergence.iter_mut().zip(other.divergence).for_each(|(sum, part)| *sum += part);
+    }
+}
+
+/// The mean of log-ratios from their sum and number, at least 0.
+fn mean_divergence([sum, count]: [f64; 2]) -> f64 {
+    (sum / count.max(1.0)).max(0.0)
 }
 
 impl Engine {
@@ -59,6 +69,15 @@ impl Engine {
     /// The documents that the loss trains on.
     pub fn supervision(&self) -> Supervision {
         self.loss_needs.documents
+    }
+
+    /// Sequences that a row of the data has.
+    pub(super) fn sequences_of_rows(&self) -> usize {
+        match self.loss_needs.documents {
+            Supervision::Preferences => 2,
+            // The second sequences of labelled completions are apart.
+            Supervision::Tokens | Supervision::Labels => 1,
+        }
     }
 
     /// Whether the loss compares with initial weights that training changes.
@@ -78,16 +97,6 @@ impl Engine {
     /// Counts the rows of a batch, and computes what its loss needs before the passes.
     /// Returns the divisor of the loss. Called by every rank.
     pub(crate) fn prepare_loss(&self, micros: &[MicroBatch]) -> Result<f64, TrainError> {
-        self.forget_metrics();
-        self.prepare(micros)
-    }
-
-    /// Begins new means of [`loss_metrics`](Self::loss_metrics).
-    pub(crate) fn forget_metrics(&self) {
-        self.loss_state.metrics.reset();
-    }
-
-    fn prepare(&self, micros: &[MicroBatch]) -> Result<f64, TrainError> {
         let own = match self.counts_rows() {
             true => BatchTotals::of(micros, self.loss_needs.documents),
             false => BatchTotals::default(),
@@ -95,6 +104,7 @@ impl Engine {
         let mut counts = own.counts();
         self.gangs.root.all_reduce(&mut counts, ReduceOp::Sum)?;
         let totals = BatchTotals::from_counts(counts);
+        self.loss_state.metrics.reset();
         let divergence = match self.loss_needs.documents {
             Supervision::Labels => self.divergence(micros)?,
             Supervision::Tokens | Supervision::Preferences => 0.0,
@@ -119,14 +129,29 @@ impl Engine {
         Ok(metrics.means(&sums))
     }
 
-    /// Sums over some evaluation rows. Metrics are added to those before. Called by every
-    /// rank.
-    pub(crate) fn eval_sums(&self, micros: &[MicroBatch]) -> Result<EvalSums, TrainError> {
-        let divisor = self.prepare(micros)?;
-        let targets = self.loss_state.locked().totals.targets;
-        // Without any targets, losses divide by something else than zero.
-        let divisor = if targets == 0 { 0.0 } else { divisor };
-        Ok(EvalSums { share: self.eval_loss(micros)?, divisor, targets })
+    /// This rank's totals of some evaluation rows. Called by every rank.
+    pub(crate) fn eval_totals(&self, micros: &[MicroBatch]) -> Result<EvalTotals, TrainError> {
+        let totals = match self.counts_rows() {
+            true => BatchTotals::of(micros, self.loss_needs.documents),
+            false => BatchTotals::default(),
+        };
+        let divergence = match self.loss_needs.documents {
+            Supervision::Labels => self.divergence_sums(micros)?,
+            Supervision::Tokens | Supervision::Preferences => [0.0; 2],
+        };
+        Ok(EvalTotals { counts: totals.counts(), divergence })
+    }
+
+    /// Prepares the loss of evaluation rows with these totals, and begins new metrics.
+    /// Returns the divisor of the loss, and the number of targets. Called by every rank.
+    pub(crate) fn begin_evaluation(&self, own: EvalTotals) -> Result<(f64, u64), TrainError> {
+        self.loss_state.metrics.reset();
+        let EvalTotals { mut counts, divergence: mut sums } = own;
+        self.gangs.root.all_reduce(&mut counts, ReduceOp::Sum)?;
+        self.gangs.root.all_reduce(&mut sums, ReduceOp::Sum)?;
+        let totals = BatchTotals::from_counts(counts);
+        *self.loss_state.locked() = Prepared { totals, divergence: mean_divergence(sums) };
+        Ok((self.loss.divisor(&totals), totals.targets))
     }
 
     /// The loss of the result of the last stage.
@@ -194,8 +219,15 @@ impl Engine {
         self.completion_logprobs(self.stage(0)?, rows, None)
     }
 
-    /// The mean log-ratio of mismatched completions, at least 0.
+    /// The mean log-ratio of mismatched completions.
     fn divergence(&self, micros: &[MicroBatch]) -> Result<f64, TrainError> {
+        let mut sums = self.divergence_sums(micros)?;
+        self.gangs.root.all_reduce(&mut sums, ReduceOp::Sum)?;
+        Ok(mean_divergence(sums))
+    }
+
+    /// The sum and number of the log-ratios of this rank's mismatched completions.
+    fn divergence_sums(&self, micros: &[MicroBatch]) -> Result<[f64; 2], TrainError> {
         let stage = self.stage(0)?;
         let mut sums = [0.0, 0.0];
         for micro in micros {
@@ -215,8 +247,7 @@ impl Engine {
         if !self.counts_rows() {
             sums = [0.0; 2];
         }
-        self.gangs.root.all_reduce(&mut sums, ReduceOp::Sum)?;
-        Ok((sums[0] / sums[1].max(1.0)).max(0.0))
+        Ok(sums)
     }
 }
 

@@ -266,6 +266,11 @@ impl Engine {
     /// This rank's share of the summed loss over all targets, without
     /// gradients.
     pub fn eval_loss(&self, micros: &[MicroBatch]) -> Result<f64, TrainError> {
+        self.eval_share(micros, 1.0)
+    }
+
+    /// This rank's share of the loss, without gradients.
+    pub(crate) fn eval_share(&self, micros: &[MicroBatch], divisor: f64) -> Result<f64, TrainError> {
         let mut loss = 0.0;
         let (pp, stages) = (self.gangs.pp.size(), self.stage_count);
         for batch in micros {
@@ -281,7 +286,7 @@ impl Engine {
                 let hidden = no_grad(|| self.forward_stage(stage, batch, input.as_ref(), args))?;
                 if number + 1 == stages {
                     let purpose = LossPurpose::Evaluation;
-                    let sum = no_grad(|| self.stage_loss(stage, &hidden, (batch, 1.0), purpose))?;
+                    let sum = no_grad(|| self.stage_loss(stage, &hidden, (batch, divisor), purpose))?;
                     loss += self.loss_share(&sum)?;
                 } else if pp == 1 {
                     here = Some(hidden);

@@ -112,7 +112,8 @@ impl Engine {
         hooks: &mut dyn StepHooks,
     ) -> Result<StepResult, TrainError> {
         let (result, gradients) = self.passes(settings, micros, hooks).map_err(|error| {
-            let rows = micros.iter().map(|micro| micro.rows).max().unwrap_or(0);
+            let sequences = micros.iter().map(|micro| micro.rows).max().unwrap_or(0);
+            let rows = sequences / self.sequences_of_rows();
             error.out_of_memory_in(settings.number, rows)
         })?;
         let StepResult { loss, gradient_norm, .. } = result;

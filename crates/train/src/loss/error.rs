@@ -42,7 +42,9 @@ impl Hint for LossError {
                 Some("use a teacher with the same tokenizer as the model".to_owned())
             }
             Self::NoReference { .. } | Self::OtherReference { .. } => {
-                Some("restore the file from the run folder, or start a new run".to_owned())
+                let advice = "restore the file from the run folder, undo changes of `data` and \
+                              `train.eval.max_rows`, or start a new run";
+                Some(advice.to_owned())
             }
             Self::Options { .. } | Self::Unusable { .. } => None,
         }

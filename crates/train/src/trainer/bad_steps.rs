@@ -142,6 +142,9 @@ impl Run<'_> {
         let mut run = Run { engine, progress, sinks, returns, last_save: Instant::now(), ..self };
         run.held_out.evaluated_step = None;
         bad.back_to = Some(step);
+        // What opens anew begins with the account of the run.
+        let summary = run.summary.clone();
+        run.record_event_of(step, EventKind::Start(Box::new(summary)))?;
         let warning = Warning::BadStep { reason: bad.reason.clone(), back_to: bad.back_to };
         // Dropped when a new process resumes from the checkpoint, and returns to it again.
         run.record_event_of(step + 1, EventKind::BadStep(bad))?;

@@ -13,7 +13,7 @@ use super::reference::{ReferenceLogprobs, ReferencePass};
 use crate::callback::{Callback, Evaluation, SetLoss};
 use crate::config::{Config, SampleConfig};
 use crate::data::{DocumentsRead, Loader, Row};
-use crate::engine::{Engine, EvalSums, SampleRequest};
+use crate::engine::{Engine, EvalTotals, MicroBatch, SampleRequest};
 use crate::error::TrainError;
 use crate::parallel_dims::ParallelDims;
 
@@ -177,16 +177,36 @@ struct Shares {
 }
 
 impl Shares {
-    /// The mean loss of a set. Called by every rank. Only one micro-batch is in memory
-    /// at a time.
+    /// The mean loss of a set. Called by every rank. The rows are read twice: losses of
+    /// preferences need totals of all of them.
     fn loss(&self, set: &mut HeldOutSet, engine: &Engine) -> Result<SetLoss, TrainError> {
+        let mut totals = EvalTotals::default();
+        self.each(set, engine, |micros| {
+            totals.add(engine.eval_totals(micros)?);
+            Ok(())
+        })?;
+        let (divisor, targets) = engine.begin_evaluation(totals)?;
+        let mut share = 0.0;
+        self.each(set, engine, |micros| {
+            share += engine.eval_share(micros, divisor)?;
+            Ok(())
+        })?;
+        Ok(SetLoss { loss: engine.loss(share)?, targets, metrics: engine.loss_metrics()? })
+    }
+
+    /// Passes the rows of a set on, one micro-batch at a time.
+    fn each(
+        &self,
+        set: &mut HeldOutSet,
+        engine: &Engine,
+        mut work: impl FnMut(&[MicroBatch]) -> Result<(), TrainError>,
+    ) -> Result<(), TrainError> {
         let HeldOutSet { loader, reference, .. } = set;
         let at_once = self.micro_rows * self.dp;
         let own: Vec<Range<usize>> =
             (0..self.micro_rows).map(|row| row * self.dp + self.dp_rank).map(|row| row..row + 1).collect();
-        let (mut first, mut total) = (0, EvalSums::default());
+        let mut first = 0;
         loader.rewind();
-        engine.forget_metrics();
         while first < self.max_rows {
             let Some(mut batch) = loader.next_batch(at_once, &own)? else { break };
             // Ranks process the same number of rows; some are empty.
@@ -195,14 +215,9 @@ impl Shares {
                     *row = Row::empty(row.inputs.len(), 0);
                 }
             }
-            let micros = micro_batches(&batch.rows, self.micro_rows, engine, reference.as_ref())?;
-            let EvalSums { share, divisor, targets } = engine.eval_sums(&micros)?;
-            total.share += share;
-            total.divisor += divisor;
-            total.targets += targets;
+            work(&micro_batches(&batch.rows, self.micro_rows, engine, reference.as_ref())?)?;
             first += at_once;
         }
-        let loss = engine.loss(total.share)? / total.divisor.max(1.0);
-        Ok(SetLoss { loss, targets: total.targets, metrics: engine.loss_metrics()? })
+        Ok(())
     }
 }

@@ -62,7 +62,9 @@ pub(super) fn is_on_hub(data: &DataConfig) -> bool {
 fn paths(data: &mut DataConfig) -> Vec<(&mut String, Purpose)> {
     let mixed = data.mixture.iter_mut().flat_map(|set| &mut set.paths);
     let training = data.paths.iter_mut().chain(mixed).map(|path| (path, Purpose::Training));
-    training.chain(data.eval_paths.iter_mut().map(|path| (path, Purpose::Evaluation))).collect()
+    let sets = data.eval_sets.values_mut().flat_map(|set| &mut set.paths);
+    let held_out = data.eval_paths.iter_mut().chain(sets);
+    training.chain(held_out.map(|path| (path, Purpose::Evaluation))).collect()
 }
 
 /// Downloads the data on the hub, and replaces its paths.

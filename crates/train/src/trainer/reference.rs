@@ -137,12 +137,19 @@ impl ReferencePass<'_> {
         // A checkpoint of another run has them in that run's folder.
         let of_other =
             checkpoint.ancestors().nth(2).map(|run| run.join("reference").join(format!("{name}.jsonl")));
-        for file in std::iter::once(file.to_owned()).chain(of_other) {
-            let Some((found, mut known)) = read(&file)? else { continue };
+        for found_in in std::iter::once(file.to_owned()).chain(of_other) {
+            let Some((found, mut known)) = read(&found_in)? else { continue };
             if found.data != header.data || found.precision != header.precision {
-                return Err(LossError::OtherReference { file: file.display().to_string() }.into());
+                return Err(LossError::OtherReference { file: found_in.display().to_string() }.into());
             }
             if known.len() >= documents {
+                if found_in != file {
+                    // For processes that resume from a checkpoint of this run.
+                    let folder = self.folder();
+                    std::fs::create_dir_all(&folder)
+                        .map_err(FileError::while_trying_to("create", &folder))?;
+                    std::fs::copy(&found_in, file).map_err(FileError::while_trying_to("write", file))?;
+                }
                 known.truncate(documents);
                 return Ok(known);
             }

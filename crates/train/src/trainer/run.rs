@@ -357,11 +357,7 @@ impl<'a> Run<'a> {
             let device = self.engine.dist.device();
             let scalars = self.engine.loss_metrics()?;
             let record = Record {
-                epoch: Some(epochs_done(
-                    &position,
-                    self.summary.data.as_ref(),
-                    self.config.data.row_layout(),
-                )),
+                epoch: Some(epochs_done(&position, self.summary.data.as_ref(), &self.config.data)),
                 scalars,
                 loss: Some(result.loss),
                 learning_rate: Some(learning_rate),
@@ -441,8 +437,7 @@ impl<'a> Run<'a> {
             self.checkpoints.set_score(step, loss);
             self.progress.best = Some(self.progress.best.map_or(loss, |best| best.min(loss)));
             record.scalars.insert("eval/loss".to_owned(), loss);
-            // Other losses than cross-entropy have metrics and no perplexity.
-            if evaluation.metrics.is_empty() {
+            if evaluation.has_perplexity() {
                 record.scalars.insert("eval/perplexity".to_owned(), loss.exp());
             }
             if let Some(stopping) = &self.config.train.eval.early_stopping {

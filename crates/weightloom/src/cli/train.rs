@@ -360,16 +360,11 @@ impl Callback for Reporter {
 
     fn on_evaluate(&mut self, state: &TrainerState<'_>, evaluation: &Evaluation) -> CallbackResult {
         if let Some(loss) = evaluation.loss {
-            // Only a cross-entropy has a perplexity; other losses have metrics.
-            let more = match evaluation.metrics.is_empty() {
-                true => format!("perplexity {:.2}", loss.exp()),
-                false => {
-                    let metrics = evaluation.metrics.iter().map(|(name, value)| format!("{name} {value:.4}"));
-                    metrics.collect::<Vec<_>>().join(", ")
-                }
-            };
-            let tokens = counted(evaluation.targets as usize, "token");
-            self.print(&format!("step {}: eval loss {loss:.4}, {more}, over {tokens}", state.step));
+            let perplexity = evaluation.has_perplexity().then(|| format!("perplexity {:.2}", loss.exp()));
+            let metrics = evaluation.metrics.iter().map(|(name, value)| format!("{name} {value:.4}"));
+            let tokens = format!("over {}", counted(evaluation.targets as usize, "token"));
+            let more: Vec<String> = perplexity.into_iter().chain(metrics).chain([tokens]).collect();
+            self.print(&format!("step {}: eval loss {loss:.4}, {}", state.step, more.join(", ")));
         }
         for (name, set) in &evaluation.sets {
             self.print(&format!("step {}: eval loss of {name} {:.4}", state.step, set.loss));
@@ -381,6 +376,7 @@ impl Callback for Reporter {
             let record = EvalRecord {
                 step: state.step,
                 eval_loss: evaluation.loss,
+                metrics: &evaluation.metrics,
                 sets: &evaluation.sets,
                 samples: &evaluation.samples,
             };
@@ -490,6 +486,8 @@ pub(super) fn millions(count: u64) -> String {
 struct EvalRecord<'a> {
     step: u64,
     eval_loss: Option<f64>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    metrics: &'a BTreeMap<String, f64>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     sets: &'a BTreeMap<String, SetLoss>,
     samples: &'a [(String, String)],
