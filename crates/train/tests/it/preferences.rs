@@ -12,7 +12,7 @@ use weightloom_gang::{GangOptions, threads};
 use weightloom_hub::Hub;
 use weightloom_hub::cards::StoreSettings;
 use weightloom_hub::fetch::FetchSettings;
-use weightloom_train::callback::{Callback, CallbackResult, Control, TrainerState};
+use weightloom_train::callback::{Callback, CallbackResult, Control, Evaluation, TrainerState};
 use weightloom_train::loss::LossError;
 use weightloom_train::metrics::Record;
 use weightloom_train::{
@@ -83,6 +83,7 @@ struct Run {
     /// Steps; 0 for an epoch.
     steps: u64,
     stop_after: Option<u64>,
+    resume_from: Option<PathBuf>,
 }
 
 impl Run {
@@ -101,6 +102,7 @@ impl Run {
             gradient_checkpointing: "off",
             steps: 8,
             stop_after: None,
+            resume_from: None,
         }
     }
 
@@ -137,7 +139,7 @@ impl Run {
                 "accelerator": accelerator, "loss": loss, "precision": self.precision,
                 "gradient_checkpointing": self.gradient_checkpointing, "optimizer": {"lr": 1e-2},
                 "schedule": {"kind": "constant"},
-                "checkpoint": {"output_dir": place.join(out), "save_steps": 2},
+                "checkpoint": {"output_dir": place.join(out), "save_steps": 2, "resume_from": self.resume_from},
                 "logging": {"report_to": []},
             },
         });
@@ -195,6 +197,12 @@ impl Callback for Log {
     fn on_log(&mut self, state: &TrainerState<'_>, record: &Record) -> CallbackResult {
         self.records.lock().unwrap().push(record.clone());
         Ok(if self.stop_after == Some(state.step) { Control::Stop } else { Control::Continue })
+    }
+
+    fn on_evaluate(&mut self, state: &TrainerState<'_>, evaluation: &Evaluation) -> CallbackResult {
+        let (loss, scalars) = (evaluation.loss, evaluation.metrics.clone());
+        self.records.lock().unwrap().push(Record { loss, scalars, ..Record::new(state.step) });
+        Ok(Control::Continue)
     }
 }
 
@@ -308,8 +316,23 @@ fn a_resumed_run_has_the_same_reference() {
         std::fs::write(&file, reference.replacen("\"data\":\"", "\"data\":\"0", 1)).unwrap();
         assert!(matches!(longer.error(), TrainError::Loss(LossError::OtherReference { .. })));
         std::fs::write(&file, &reference).unwrap();
-        assert_eq!(longer.numbers().len(), 2);
+        // Two steps, and the evaluation at the end.
+        assert_eq!(longer.numbers().len(), 3);
     }
+}
+
+/// A run that begins at a checkpoint of another one takes its reference over, and needs
+/// the other no more.
+#[test]
+fn a_run_that_resumes_another_has_its_reference() {
+    let place = place();
+    let first = Run { steps: 4, ..Run::of("dpo", place.path()) };
+    first.numbers();
+    let resume_from = Some(first.file("checkpoints/step_4"));
+    let second = Run { steps: 6, out: "second".to_owned(), resume_from, ..first.clone() };
+    assert_eq!(second.numbers().len(), 3);
+    std::fs::remove_dir_all(first.file("")).unwrap();
+    assert_eq!(Run { steps: 8, ..second }.numbers().len(), 3);
 }
 
 #[test]
@@ -490,7 +513,7 @@ fn padding_of_the_last_batch_changes_nothing() {
         let run = Run { steps: 0, out: kind.to_owned(), ..Run::of(kind, place.path()) };
         // Thirteen documents: the last batch has one, and the second rank none.
         let one = run.numbers();
-        assert_eq!(one.len(), 4, "{kind}");
+        assert_eq!(one.len(), 4 + 1, "{kind}");
         let two = Run { micro_batch_size: Some(1), ..run }.on(2, json!({}));
         let off = apart(&two.numbers(), &one);
         assert!(off < 1e-4, "{kind}: {off:.1e}");
