@@ -3,6 +3,7 @@
 //! test, because the allocator's figures are those of the whole process.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+#![allow(clippy::print_stdout, reason = "how close estimates are is worth knowing")]
 
 #[allow(dead_code, reason = "shared with the tests of `tensor`")]
 #[path = "../../tensor/tests/it/device.rs"]

@@ -239,9 +239,8 @@ mod tests {
                 prop_assert!(row.iter().map(|segment| segment.take).sum::<usize>() <= size + 1);
                 for segment in row {
                     rows_of[segment.document] += 1;
-                    for at in segment.from + 1..segment.from + segment.take {
-                        targets[segment.document][at] += 1;
-                    }
+                    let covered = segment.from + 1..segment.from + segment.take;
+                    targets[segment.document][covered].iter_mut().for_each(|times| *times += 1);
                 }
             }
             for (document, targets) in targets.iter().enumerate() {

@@ -10,6 +10,7 @@
 //! rank tokenizes only its own rows.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use super::block::{Block, BlockSettings, Plan, Segment};
 use super::count::{Count, Measure};
@@ -185,10 +186,11 @@ impl RowStream {
                 self.taken.extend(row.iter().map(|segment| segment.document));
                 if let Some(builder) = builder {
                     for &Segment { document, from, take } in row {
-                        if !block.samples.contains_key(&document) {
-                            block.samples.insert(document, self.tokenize(document)?);
-                        }
-                        builder.push(&block.samples[&document], from, take);
+                        let sample = match block.samples.entry(document) {
+                            Entry::Occupied(known) => known.into_mut(),
+                            Entry::Vacant(place) => place.insert(self.tokenize(document)?),
+                        };
+                        builder.push(sample, from, take);
                     }
                 }
                 let taken = row.iter().map(|segment| segment.take).sum();

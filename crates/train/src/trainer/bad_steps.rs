@@ -22,6 +22,9 @@ enum Weights {
     NotFinite,
 }
 
+/// Makes an engine from a checkpoint, or with the initial weights.
+pub(super) type Rebuild<'a> = dyn Fn(Option<&Path>) -> Result<(Engine, Progress), TrainError> + 'a;
+
 impl Run<'_> {
     /// After a step with a loss or gradients that are not finite.
     pub(super) fn after_nan(
@@ -115,7 +118,7 @@ impl Run<'_> {
         mut self,
         mut bad: BadStep,
         extensions: &Extensions,
-        rebuild: &dyn Fn(Option<&Path>) -> Result<(Engine, Progress), TrainError>,
+        rebuild: &Rebuild<'_>,
     ) -> Result<Self, TrainError> {
         if self.checkpoints.wait()? {
             self.checkpoint_saved()?;

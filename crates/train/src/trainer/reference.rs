@@ -257,9 +257,12 @@ impl Parts {
     }
 }
 
+/// What a file has.
+type Known = (Header, Vec<[f32; 2]>);
+
 /// Reads a file up to the first line that is not complete; `None` if there is no file
 /// with a header.
-fn read(path: &Path) -> Result<Option<(Header, Vec<[f32; 2]>)>, TrainError> {
+fn read(path: &Path) -> Result<Option<Known>, TrainError> {
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),

@@ -214,7 +214,7 @@ train:
     }
 
     pub fn fingerprint(&self, checkpoint: &str) -> String {
-        let source = weightloom_checkpoint::Source::open(&self.path(checkpoint)).unwrap();
+        let source = weightloom_checkpoint::Source::open(self.path(checkpoint)).unwrap();
         format!("{:?}", source.manifest.as_ref().unwrap().fingerprint)
     }
 }
