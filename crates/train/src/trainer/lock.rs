@@ -46,7 +46,15 @@ pub(super) fn lock(folder: &Path) -> Result<FolderLock, TrainError> {
 /// A file system without locks gives `false`.
 pub fn is_running(folder: &Path) -> bool {
     let Ok(file) = File::open(folder.join(NAME)) else { return false };
-    matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock))
+    let is_locked = || matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock));
+    // A program that this process starts has a copy of its files for a moment, and with
+    // them the lock of a run that has just ended.
+    (0..ATTEMPTS).all(|attempt| {
+        if attempt > 0 {
+            std::thread::sleep(PAUSE);
+        }
+        is_locked()
+    })
 }
 
 #[cfg(test)]
