@@ -89,7 +89,9 @@ fn render(preview: &DataPreview, colour: Colour) -> String {
     let dataset = preview.dataset.iter().map(|name| format!("dataset: {}", escaped(name)));
     let examples = preview.examples.iter().map(|example| self::example(example, colour));
     let mut parts: Vec<String> = dataset.chain(examples).collect();
-    parts.push(histogram(&preview.summary.lengths));
+    // Of preferences, a document is two sequences.
+    let sequences = if preview.examples.iter().any(|example| example.second.is_some()) { 2 } else { 1 };
+    parts.push(histogram(&preview.summary.lengths, sequences));
     parts.push(escaped(&summary_lines(&preview.summary).join("\n")).into_owned());
     parts.join("\n\n")
 }
@@ -143,7 +145,7 @@ fn example(example: &Example, colour: Colour) -> String {
 /// Width of the longest bar.
 const BAR: u64 = 40;
 
-fn histogram(lengths: &LengthHistogram) -> String {
+fn histogram(lengths: &LengthHistogram, sequences: u64) -> String {
     let most = lengths.bins.iter().map(|bin| bin.documents).max().unwrap_or(0).max(1);
     let width = lengths.bins.last().map_or(1, |bin| bin.to.to_string().len());
     let mut lines = vec!["documents by length in tokens".to_owned()];
@@ -154,8 +156,9 @@ fn histogram(lengths: &LengthHistogram) -> String {
         let line = format!("{:>width$}–{:<width$} {bar} {}", bin.from, bin.to, bin.documents);
         lines.push(format!("  {line}"));
         if bin.to == lengths.limit {
-            let cut = lengths.limit.saturating_sub(1);
-            lines.push(format!("  {} data.max_seq_len: {cut}", "─".repeat(2 * width + 1)));
+            let cut = lengths.limit.saturating_sub(1) / sequences;
+            let times = if sequences == 1 { String::new() } else { format!("{sequences} × ") };
+            lines.push(format!("  {} {times}data.max_seq_len: {cut}", "─".repeat(2 * width + 1)));
         }
     }
     lines.join("\n")
@@ -270,7 +273,8 @@ mod tests {
         let expected = format!(
             "documents by length in tokens\n   5–9  {bar} 80\n  ───── data.max_seq_len: 8\n  10–18 █ 1"
         );
-        assert_eq!(histogram(&lengths), expected);
-        assert_eq!(histogram(&LengthHistogram::default()), "documents by length in tokens");
+        assert_eq!(histogram(&lengths, 1), expected);
+        assert!(histogram(&lengths, 2).contains("2 × data.max_seq_len: 4\n"));
+        assert_eq!(histogram(&LengthHistogram::default(), 1), "documents by length in tokens");
     }
 }
