@@ -2,8 +2,8 @@
 //!
 //! A [`Loss`] turns the result of the last pipeline stage into one number. The
 //! default is the model's own: cross-entropy of the next token. Losses of preferences
-//! compare completions, and distillation imitates a teacher. To train with another one, implement [`LossFactory`] in your own crate and add it to
-//! [`Losses`].
+//! compare completions, and distillation imitates a teacher. To train with another one,
+//! implement [`LossFactory`] in your own crate and add it to [`Losses`].
 
 mod batch;
 mod cross_entropy;
