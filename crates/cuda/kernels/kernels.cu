@@ -1,6 +1,7 @@
 // All kernels, compiled by `scripts/kernels` into one fatbin.
 
 #include "attention.cuh"
+#include "attention_tiles.cuh"
 #include "copy.cuh"
 #include "cross_entropy.cuh"
 #include "elementwise.cuh"

@@ -4,7 +4,7 @@
 // f32 and f64 one fused multiply-add at a time, bf16 and f16 one mma.sync.m16n8k16 at a time, summed in f32.
 #pragma once
 
-#include "number.cuh"
+#include "machine.cuh"
 
 // A matrix in memory: strides of rows and columns.
 struct Matrix {
@@ -62,20 +62,6 @@ __device__ inline void product(T* out, const T* a, const T* b, const T* bias, co
                 out[place] = finish<T>(sums[i][j], bias, residual, column, place);
             }
         }
-}
-
-__device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bf16) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-__device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], f16) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 #define HALF_DEPTH 32

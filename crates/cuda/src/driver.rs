@@ -15,6 +15,8 @@ pub struct DeviceInfo {
     /// Bytes of memory.
     pub memory: usize,
     pub multiprocessors: u32,
+    /// Bytes of shared memory that a block of threads can ask for.
+    pub shared: u32,
     /// The CUDA version that the driver supports: 13000 is 13.0.
     pub driver_version: u32,
 }
@@ -26,6 +28,21 @@ pub struct Grid {
     pub blocks: [u32; 3],
     /// Threads of a block.
     pub threads: u32,
+    /// Bytes of shared memory that each block asks for when it is launched.
+    pub shared: u32,
+}
+
+impl Grid {
+    /// Blocks that ask for no shared memory.
+    pub const fn new(blocks: [u32; 3], threads: u32) -> Self {
+        Self { blocks, threads, shared: 0 }
+    }
+
+    /// The same with shared memory.
+    #[must_use]
+    pub const fn with_shared(self, bytes: u32) -> Self {
+        Self { shared: bytes, ..self }
+    }
 }
 
 /// An argument of a kernel.

@@ -77,6 +77,7 @@ impl FakeDriver {
             capability: (9, 0),
             memory,
             multiprocessors: 1,
+            shared: 227 << 10,
             driver_version: 13_000,
         };
         Arc::new(Self { info, state: Mutex::new(State { next: 1 << 20, ..State::default() }) })
@@ -338,7 +339,7 @@ mod tests {
         let fake = FakeDriver::new();
         let gpu = Gpu::with_driver(fake.clone());
         let address = gpu.allocate(64).unwrap().address();
-        let grid = Grid { blocks: [1; 3], threads: 32 };
+        let grid = Grid::new([1; 3], 32);
         gpu.launch("fill_b4", grid, &[Arg::Address(address)]).unwrap();
         gpu.release();
         let error = gpu.launch("fill_b4", grid, &[Arg::Address(address)]).unwrap_err();
@@ -352,8 +353,7 @@ mod tests {
         let gpu = Gpu::with_driver(fake.clone());
         let block = gpu.allocate(64).unwrap();
         fake.trap_after(0);
-        gpu.launch("fill_b4", Grid { blocks: [1; 3], threads: 32 }, &[Arg::Address(block.address())])
-            .unwrap();
+        gpu.launch("fill_b4", Grid::new([1; 3], 32), &[Arg::Address(block.address())]).unwrap();
         assert!(matches!(
             gpu.download(&block, 0, &mut [0; 4]),
             Err(CudaError::Lost { call: "download", .. })
@@ -418,7 +418,7 @@ mod tests {
         assert!(matches!(error, CudaError::Unordered { .. }), "read without waiting for the writer: {error}");
         fake.follow().unwrap();
         fake.download(address, slot, 512).unwrap();
-        let grid = Grid { blocks: [1; 3], threads: 32 };
+        let grid = Grid::new([1; 3], 32);
         // A second reader is no conflict; a writer is, until the host has waited.
         let other = fake.allocate(512).unwrap().unwrap();
         fake.launch("fill_b4", grid, &[Arg::Address(other), Arg::Address(address)]).unwrap();

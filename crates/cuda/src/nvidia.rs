@@ -37,7 +37,7 @@ pub(crate) struct NvidiaDriver {
     /// Of uploads, downloads and downloads in the background.
     lanes: [Pinned; 3],
     module: Handle<sys::CUmodule>,
-    functions: Mutex<FxHashMap<String, Handle<sys::CUfunction>>>,
+    functions: Mutex<FxHashMap<String, Function>>,
     /// Opened with the first product that it could compute.
     library: OnceLock<Result<CublasLt, CudaError>>,
     /// Of the library.
@@ -50,6 +50,30 @@ pub(crate) struct NvidiaDriver {
 struct Pinned {
     memory: Mutex<Option<Handle<*mut u8>>>,
     marks: [Handle<sys::CUevent>; SLOTS],
+}
+
+/// Shared memory that every kernel may use.
+const UNASKED_SHARED: u32 = 48 << 10;
+
+/// A kernel.
+#[derive(Clone, Copy, Debug)]
+struct Function {
+    handle: Handle<sys::CUfunction>,
+    /// Bytes of shared memory that its blocks may ask for.
+    allowed: u32,
+}
+
+impl Function {
+    fn allow(&mut self, shared: u32) -> Result<sys::CUfunction, CudaError> {
+        if shared > self.allowed {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let bytes = i32::try_from(shared).unwrap_or(i32::MAX);
+            // SAFETY: the function is one of a loaded module.
+            check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(self.handle.0, attribute, bytes) })?;
+            self.allowed = shared;
+        }
+        Ok(self.handle.0)
+    }
 }
 
 /// A handle of the driver.
@@ -293,10 +317,11 @@ impl NvidiaDriver {
         Ok(*workspace.insert(self.allocate(WORKSPACE)?.ok_or_else(none)?))
     }
 
-    fn function(&self, name: &str) -> Result<sys::CUfunction, CudaError> {
+    /// A kernel whose blocks may ask for this much shared memory.
+    fn function(&self, name: &str, shared: u32) -> Result<sys::CUfunction, CudaError> {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(function) = functions.get(name) {
-            return Ok(function.0);
+        if let Some(function) = functions.get_mut(name) {
+            return function.allow(shared);
         }
         let unknown = || CudaError::UnknownKernel { name: name.to_owned() };
         if !exists(name) {
@@ -308,8 +333,8 @@ impl NvidiaDriver {
         check("cuModuleGetFunction", unsafe {
             sys::cuModuleGetFunction(&raw mut function, self.module.0, text.as_ptr())
         })?;
-        functions.insert(name.to_owned(), Handle(function));
-        Ok(function)
+        let function = Function { handle: Handle(function), allowed: UNASKED_SHARED };
+        functions.entry(name.to_owned()).or_insert(function).allow(shared)
     }
 }
 
@@ -353,6 +378,7 @@ fn info(device: sys::CUdevice) -> Result<DeviceInfo, CudaError> {
         ),
         memory,
         multiprocessors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        shared: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         driver_version: u32::try_from(version).unwrap_or(0),
     })
 }
@@ -460,7 +486,7 @@ impl Driver for NvidiaDriver {
 
     fn launch(&self, kernel: &str, grid: Grid, args: &[Arg<'_>]) -> Result<(), CudaError> {
         self.enter()?;
-        let function = self.function(kernel)?;
+        let function = self.function(kernel, grid.shared)?;
         let mut arguments: Vec<*mut c_void> = args.iter().map(argument).collect();
         let [x, y, z] = grid.blocks;
         // SAFETY: every argument points to a value that outlives the call; the driver
@@ -475,7 +501,7 @@ impl Driver for NvidiaDriver {
                 grid.threads,
                 1,
                 1,
-                0,
+                grid.shared,
                 stream,
                 arguments.as_mut_ptr(),
                 none,

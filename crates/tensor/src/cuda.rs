@@ -139,12 +139,12 @@ const BLOCKS: usize = 1 << 20;
 /// A grid with a thread for each element.
 fn each(elements: usize) -> Grid {
     let blocks = elements.div_ceil(THREADS as usize).clamp(1, BLOCKS);
-    Grid { blocks: [blocks as u32, 1, 1], threads: THREADS }
+    Grid::new([blocks as u32, 1, 1], THREADS)
 }
 
 /// A grid with a block for each row.
 fn rows(rows: usize) -> Grid {
-    Grid { blocks: [rows.clamp(1, BLOCKS) as u32, 1, 1], threads: THREADS }
+    Grid::new([rows.clamp(1, BLOCKS) as u32, 1, 1], THREADS)
 }
 
 /// The address of the first element of a tensor on a GPU.

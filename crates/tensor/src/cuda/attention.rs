@@ -1,4 +1,7 @@
-//! Scaled dot-product attention.
+//! Scaled dot-product attention: of halves by [tiles], of other dtypes and odd heads
+//! query by query.
+
+mod tiles;
 
 use bytemuck::{Pod, Zeroable};
 use weightloom_cuda::{Arg, Grid};
@@ -77,14 +80,22 @@ fn limits(limit: KeyLimit<'_>, geometry: &Geometry) -> Result<[Arg<'static>; 2]>
         KeyLimit::None => Ok([Arg::Null, Arg::Null]),
         KeyLimit::Padding(mask) => Ok([address(OP, mask)?, Arg::Null]),
         KeyLimit::Documents(starts) => {
-            check_documents(&starts.to_vec::<i64>()?, geometry)?;
+            check_limit(limit, geometry)?;
             Ok([Arg::Null, address(OP, starts)?])
         }
     }
 }
 
+/// Checks the starts of documents.
+fn check_limit(limit: KeyLimit<'_>, geometry: &Geometry) -> Result<()> {
+    match limit {
+        KeyLimit::Documents(starts) => check_documents(&starts.to_vec::<i64>()?, geometry),
+        KeyLimit::None | KeyLimit::Padding(_) => Ok(()),
+    }
+}
+
 fn warps(rows: usize) -> Grid {
-    Grid { blocks: [rows.div_ceil(WARPS) as u32, 1, 1], threads: (32 * WARPS) as u32 }
+    Grid::new([rows.div_ceil(WARPS) as u32, 1, 1], (32 * WARPS) as u32)
 }
 
 impl Cuda {
@@ -103,6 +114,11 @@ impl AttentionKernels for Cuda {
         let name = float(OP, dtype)?;
         let out = self.by_rows(dtype, [batch, heads, queries, width])?;
         let logs = self.empty(wide(dtype), &Shape::new(&[batch, heads, queries])?)?;
+        if let Some(shape) = self.tile_shape(geometry, dtype)? {
+            check_limit(limit, geometry)?;
+            self.attend_tiles((shape, name), geometry, qkv, limit, [&out, &logs])?;
+            return Ok([out, logs]);
+        }
         let sizes = Sizes::new(geometry, qkv, &out, &out)?;
         let ([mask, documents], [q, k, v]) = (limits(limit, geometry)?, qkv);
         let args = [
@@ -135,6 +151,11 @@ impl AttentionKernels for Cuda {
         let of_kv = || self.by_rows(dtype, [batch, kv_heads, keys, width]);
         let (of_k, of_v) = (of_kv()?, of_kv()?);
         let dots = self.empty(wide(dtype), logs.shape())?;
+        if let Some(shape) = self.tile_shape(geometry, dtype)? {
+            let (given, wanted) = ([out, logs, gradient], [&of_q, &of_k, &of_v, &dots]);
+            self.gradient_by_tiles((shape, name), geometry, qkv, limit, given, wanted)?;
+            return Ok([of_q, of_k, of_v]);
+        }
         let sizes = Sizes::new(geometry, qkv, out, gradient)?;
         let ([mask, documents], [q, k, v]) = (limits(limit, geometry)?, qkv);
         let args = [

@@ -101,7 +101,7 @@ impl Cuda {
                     bytes(&product.matrices[1]),
                 ];
                 let blocks = [n.div_ceil(TILE) as u32, rows.div_ceil(TILE) as u32, starts.len() as u32];
-                self.launch(&kernel, Grid { blocks, threads: 256 }, rows * n, &args)?;
+                self.launch(&kernel, Grid::new(blocks, 256), rows * n, &args)?;
             }
         }
         Ok(())

@@ -84,7 +84,7 @@ impl Cuda {
             Arg::F64(eps),
             norm.code(),
         ];
-        let grid = Grid { blocks: [chunks as u32, 1, 1], threads: THREADS };
+        let grid = Grid::new([chunks as u32, 1, 1], THREADS);
         self.launch(&format!("norm_gradient_{name}"), grid, n, &args)?;
         let added = |offset: usize| -> Result<Tensor> {
             let out = self.empty(dtype, weight.shape())?;

@@ -45,7 +45,7 @@ impl Cuda {
         let parts_count = count(parts.shape().volume());
         let args = [address(op, &out)?, address(op, parts)?, parts_count, Arg::F64(divisor)];
         let kernel = format!("add_in_order_{}", float(op, dtype)?);
-        self.launch(&kernel, Grid { blocks: [1; 3], threads: 1 }, 1, &args)?;
+        self.launch(&kernel, Grid::new([1; 3], 1), 1, &args)?;
         Ok(out)
     }
 }

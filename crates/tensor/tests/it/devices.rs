@@ -3,6 +3,7 @@
 //! Without a GPU the same operations run on a fake driver, which checks that every
 //! kernel exists, that addresses are of live memory, and that nothing leaks.
 
+mod attention;
 mod catalogue;
 mod rows;
 
