@@ -1,7 +1,16 @@
 // Copying, casting, comparing and selecting.
 #pragma once
 
-#include "number.cuh"
+#include "packs.cuh"
+
+// Rows of sixteen-byte units. Strides count units.
+extern "C" __global__ void copy_b16(uint4* out, const uint4* x, uint64_t count, Strides s) {
+    FOR_EACH(i, count) {
+        uint64_t at[2];
+        offsets<2>(s, i, at);
+        out[at[0]] = x[at[1]];
+    }
+}
 
 #define COPY(name, U)                                                                                          \
     extern "C" __global__ void fill_##name(U* out, uint64_t count, uint64_t bits) {                            \
@@ -132,6 +141,25 @@ template <class P> __device__ inline void cast_to(void* out, uint64_t i, P x, in
         default: ((uint8_t*)out)[i] = (double)x != 0.0; break;
     }
 }
+
+// Between floats that are computed with, many at a time.
+#define CAST_FLOATS(name, From, To)                                                                            \
+    extern "C" __global__ void cast_##name(To* out, const From* x, uint64_t count) {                           \
+        constexpr int COUNT = Together<From, To>::COUNT;                                                       \
+        for_packs<COUNT>(                                                                                      \
+            count, is_aligned(out) && is_aligned(x),                                                           \
+            [&](uint64_t i) {                                                                                  \
+                Packs<From, COUNT> from = load_packs<COUNT>(x + i);                                            \
+                Packs<To, COUNT> to;                                                                           \
+                for (int j = 0; j < COUNT; j++) to.values[j] = narrow<To>(widen(from.values[j]));              \
+                store_packs<COUNT>(out + i, to);                                                               \
+            },                                                                                                 \
+            [&](uint64_t i) { out[i] = narrow<To>(widen(x[i])); });                                            \
+    }
+CAST_FLOATS(f32_to_bf16, float, bf16)
+CAST_FLOATS(f32_to_f16, float, f16)
+CAST_FLOATS(bf16_to_f32, bf16, float)
+CAST_FLOATS(f16_to_f32, f16, float)
 
 #define CAST(name, T)                                                                         \
     extern "C" __global__ void cast_##name(void* out, const T* x, uint64_t count, int to) {   \

@@ -1,7 +1,7 @@
 // Element-wise kernels.
 #pragma once
 
-#include "number.cuh"
+#include "packs.cuh"
 
 template <class W> __device__ inline W sigmoid(W x) { return W(1) / (W(1) + exp(-x)); }
 
@@ -96,9 +96,26 @@ template <class W> __device__ inline W binary_value(int op, W a, W b) {
     }
 FOR_FLOATS(UNARY)
 
+// Both operands contiguous.
+template <class T> __device__ inline void binary_contiguous(T* out, const T* a, const T* b, uint64_t count, int op) {
+    constexpr int COUNT = Pack<T>::COUNT;
+    auto value = [&](T x, T y) { return narrow<T>(binary_value<Wide<T>>(op, widen(x), widen(y))); };
+    for_packs<COUNT>(
+        count, is_aligned(out) && is_aligned(a) && is_aligned(b),
+        [&](uint64_t i) {
+            Pack<T> x = load_pack(a + i, true), y = load_pack(b + i, true);
+#pragma unroll
+            for (int j = 0; j < COUNT; j++) x.values[j] = value(x.values[j], y.values[j]);
+            store_pack(out + i, x, true);
+        },
+        [&](uint64_t i) { out[i] = value(a[i], b[i]); });
+}
+
 #define BINARY(name, T)                                                                                   \
     extern "C" __global__ void binary_##name(T* out, const T* a, const T* b, uint64_t count, Strides s,   \
                                              int op) {                                                    \
+        if (s.ndim == 1 && s.strides[0][0] == 1 && s.strides[1][0] == 1)                                  \
+            return binary_contiguous<T>(out, a, b, count, op);                                            \
         FOR_EACH(i, count) {                                                                              \
             uint64_t at[2];                                                                               \
             offsets<2>(s, i, at);                                                                         \
@@ -106,30 +123,69 @@ FOR_FLOATS(UNARY)
         }                                                                                                 \
     }                                                                                                     \
     extern "C" __global__ void add_into_##name(T* out, const T* into, const T* x, uint64_t count) {       \
-        FOR_EACH(i, count) out[i] = narrow<T>(widen(into[i]) + widen(x[i]));                              \
+        binary_contiguous<T>(out, into, x, count, 0);                                                     \
     }
 FOR_FLOATS(BINARY)
 
 // The gradients of both operands of a gate. `of_a` may be `g`, and `of_b` may be `b`.
+template <class T>
+__device__ inline void gate_gradient(T* of_a, T* of_b, const T* a, const T* b, const T* g, uint64_t count, int gate) {
+    typedef Wide<T> W;
+    constexpr int COUNT = Pack<T>::COUNT;
+    auto both = [&](T left, T right, T gradient, T& of_left, T& of_right) {
+        W x = widen(left), y = widen(right), slope, value, d = widen(gradient);
+        if (gate == 0) {
+            W s = sigmoid(x);
+            value = x * s;
+            slope = s * (W(1) + x * (W(1) - s));
+        } else if (gate == 1) {
+            value = gelu(x);
+            slope = gelu_slope(x);
+        } else {
+            value = gelu_tanh(x);
+            slope = gelu_tanh_slope(x);
+        }
+        of_left = narrow<T>(d * y * slope);
+        of_right = narrow<T>(d * value);
+    };
+    bool aligned = is_aligned(of_a) && is_aligned(of_b) && is_aligned(a) && is_aligned(b) && is_aligned(g);
+    for_packs<COUNT>(
+        count, aligned,
+        [&](uint64_t i) {
+            Pack<T> x = load_pack(a + i, true), y = load_pack(b + i, true), d = load_pack(g + i, true), left, right;
+#pragma unroll
+            for (int j = 0; j < COUNT; j++) both(x.values[j], y.values[j], d.values[j], left.values[j], right.values[j]);
+            store_pack(of_a + i, left, true);
+            store_pack(of_b + i, right, true);
+        },
+        [&](uint64_t i) {
+            T left, right;
+            both(a[i], b[i], g[i], left, right);
+            of_a[i] = left;
+            of_b[i] = right;
+        });
+}
+
 #define GATE(name, T)                                                                                          \
     extern "C" __global__ void gate_gradient_##name(T* of_a, T* of_b, const T* a, const T* b, const T* g,      \
                                                     uint64_t count, int gate) {                                \
-        typedef Wide<T> W;                                                                                     \
-        FOR_EACH(i, count) {                                                                                   \
-            W x = widen(a[i]), y = widen(b[i]), slope, value, d = widen(g[i]);                                 \
-            if (gate == 0) {                                                                                   \
-                W s = sigmoid(x);                                                                              \
-                value = x * s;                                                                                 \
-                slope = s * (W(1) + x * (W(1) - s));                                                           \
-            } else if (gate == 1) {                                                                            \
-                value = gelu(x);                                                                               \
-                slope = gelu_slope(x);                                                                         \
-            } else {                                                                                           \
-                value = gelu_tanh(x);                                                                          \
-                slope = gelu_tanh_slope(x);                                                                    \
-            }                                                                                                  \
-            of_a[i] = narrow<T>(d * y * slope);                                                                \
-            of_b[i] = narrow<T>(d * value);                                                                    \
-        }                                                                                                      \
+        gate_gradient<T>(of_a, of_b, a, b, g, count, gate);                                                    \
     }
 FOR_FLOATS(GATE)
+
+// Sums of halves, kept in f32.
+#define ADD_WIDE(name, T)                                                                                      \
+    extern "C" __global__ void add_wide_##name(float* out, const T* a, const T* b, uint64_t count) {           \
+        constexpr int COUNT = Pack<T>::COUNT;                                                                  \
+        for_packs<COUNT>(                                                                                      \
+            count, is_aligned(out) && is_aligned(a) && is_aligned(b),                                          \
+            [&](uint64_t i) {                                                                                  \
+                Pack<T> x = load_pack(a + i, true), y = load_pack(b + i, true);                                \
+                Packs<float, COUNT> sum;                                                                       \
+                for (int j = 0; j < COUNT; j++) sum.values[j] = widen(x.values[j]) + widen(y.values[j]);       \
+                store_packs<COUNT>(out + i, sum);                                                              \
+            },                                                                                                 \
+            [&](uint64_t i) { out[i] = widen(a[i]) + widen(b[i]); });                                          \
+    }
+ADD_WIDE(bf16, bf16)
+ADD_WIDE(f16, f16)

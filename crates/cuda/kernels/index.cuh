@@ -23,6 +23,15 @@
     }
 FOR_SIZES(INDEX)
 
+// The same in units of sixteen bytes.
+extern "C" __global__ void index_select_b16(uint4* out, const uint4* x, const int64_t* indices, uint64_t outer,
+                                            uint64_t rows, uint64_t inner, uint64_t count) {
+    FOR_EACH(i, outer * count * inner) {
+        uint64_t column = i % inner, at = i / inner % count, block = i / inner / count;
+        out[i] = x[(block * rows + (uint64_t)indices[at]) * inner + column];
+    }
+}
+
 // Sums in order: run r adds the slices `order[starts[r]] ... order[starts[r + 1] - 1]` to row `targets[r]` of `base`
 // (or to zero, if that is null).
 #define INDEX_ADD(name, T)                                                                                     \

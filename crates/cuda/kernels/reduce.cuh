@@ -40,18 +40,14 @@ template <class T> __device__ inline void reduce_row(T* out, const T* x, uint64_
         typedef Wide<T> W;                                                                                     \
         FOR_ROWS(piece, (count + PIECE - 1) / PIECE) {                                                         \
             uint64_t start = piece * PIECE, length = count - start < PIECE ? count - start : PIECE;            \
-            W sum = row_sum<W>(length, [&](uint64_t i) {                                                       \
-                W v = widen(x[start + i]);                                                                     \
-                return squares ? v * v : v;                                                                    \
-            });                                                                                                \
+            W sum = sum_of_packs<W>(x + start, length, [&](W v) { return squares ? v * v : v; });              \
             if (threadIdx.x == 0) out[piece] = sum;                                                            \
         }                                                                                                      \
     }                                                                                                          \
     extern "C" __global__ void add_in_order_##name(T* out, const Wide<T>* parts, uint64_t count,               \
                                                    double divisor) {                                           \
-        Wide<T> total = 0;                                                                                     \
-        for (uint64_t i = 0; i < count; i++) total += parts[i];                                                \
-        *out = narrow<T>(total / Wide<T>(divisor));                                                            \
+        Wide<T> total = row_sum<Wide<T>>(count, [&](uint64_t i) { return parts[i]; });                         \
+        if (threadIdx.x == 0) *out = narrow<T>(total / Wide<T>(divisor));                                      \
     }                                                                                                          \
     /* For each element the product of the others, which is also right for zeros. */                          \
     extern "C" __global__ void product_gradient_##name(T* out, const T* x, const T* g, Wide<T>* after,         \

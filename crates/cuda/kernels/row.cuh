@@ -2,7 +2,7 @@
 // bits whatever it is computed with.
 #pragma once
 
-#include "number.cuh"
+#include "packs.cuh"
 
 // Threads of a block that works on one row.
 #define THREADS 256
@@ -15,15 +15,15 @@ struct Largest { template <class W> static __device__ inline W of(W a, W b) { re
 
 // Combines one value of every thread; all threads get the result.
 template <class Op, class W> __device__ inline W combine(W x) {
-    __shared__ W parts[THREADS];
+    __shared__ W parts[THREADS / 32];
+    for (int offset = 16; offset > 0; offset /= 2) x = Op::of(x, __shfl_xor_sync(0xffffffffu, x, offset));
+    // What an earlier call left is read by then.
     __syncthreads();
-    parts[threadIdx.x] = x;
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
     __syncthreads();
-    for (int half = THREADS / 2; half > 0; half /= 2) {
-        if (threadIdx.x < half) parts[threadIdx.x] = Op::of(parts[threadIdx.x], parts[threadIdx.x + half]);
-        __syncthreads();
-    }
-    return parts[0];
+    W result = parts[0];
+    for (int warp = 1; warp < THREADS / 32; warp++) result = Op::of(result, parts[warp]);
+    return result;
 }
 
 // The sum of f(i) for i below a length.
@@ -46,6 +46,37 @@ template <class W, class F> __device__ inline W row_largest(uint64_t length, F f
         most = x > most ? x : most;
     }
     return combine<Largest, W>(most);
+}
+
+// Calls `held(k, i)` for the first packs of a row that this thread has, from element `i` on, which are few enough for
+// registers, and `rest(i)` for its other elements. Which elements it has, and their order, depend on the length alone.
+template <class T, int HELD, class Held, class Rest>
+__device__ inline void for_owned(uint64_t length, Held held, Rest rest) {
+    constexpr int COUNT = Pack<T>::COUNT;
+    uint64_t packs = length / COUNT;
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        uint64_t pack = threadIdx.x + k * THREADS;
+        if (pack < packs) held(k, pack * COUNT);
+    }
+    for (uint64_t pack = threadIdx.x + HELD * THREADS; pack < packs; pack += THREADS)
+        for (int j = 0; j < COUNT; j++) rest(pack * COUNT + j);
+    if (packs * COUNT + threadIdx.x < length) rest(packs * COUNT + threadIdx.x);
+}
+
+// The sum of f(x) for the elements of a row, a pack at a time.
+template <class W, class T, class F> __device__ inline W sum_of_packs(const T* x, uint64_t length, F f) {
+    constexpr int COUNT = Pack<T>::COUNT;
+    bool aligned = is_aligned(x);
+    W part = 0;
+    for (uint64_t pack = threadIdx.x; pack < length / COUNT; pack += THREADS) {
+        Pack<T> values = load_pack(x + pack * COUNT, aligned);
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) part += f(widen(values.values[j]));
+    }
+    uint64_t last = length / COUNT * COUNT + threadIdx.x;
+    if (last < length) part += f(widen(x[last]));
+    return combine<Add, W>(part);
 }
 
 // Rows of the grid's loop, a block for each.

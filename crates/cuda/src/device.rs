@@ -9,6 +9,7 @@ use crate::driver::{Arg, DeviceInfo, Driver, Grid, LibraryInfo, MatrixProduct};
 use crate::error::CudaError;
 use crate::memory::{Cache, DeviceBlock, Statistics, class};
 use crate::nvidia::NvidiaDriver;
+use crate::profile::Profile;
 use crate::staging::Staging;
 
 /// The number of GPUs.
@@ -22,6 +23,7 @@ pub struct Gpu {
     driver: Arc<dyn Driver>,
     cache: Mutex<Cache>,
     staging: Staging,
+    profile: Profile,
     poison: AtomicBool,
     own_products: AtomicBool,
     /// Held while cached blocks are returned to make room for a new one.
@@ -73,6 +75,7 @@ impl Gpu {
             driver,
             cache: Mutex::new(Cache::new()),
             staging: Staging::default(),
+            profile: Profile::default(),
             poison: AtomicBool::new(false),
             own_products: AtomicBool::new(false),
             making_room: Mutex::new(()),
@@ -89,6 +92,14 @@ impl Gpu {
         }
         devices.insert(ordinal, Arc::clone(self));
         true
+    }
+
+    pub(crate) fn driver(&self) -> &dyn Driver {
+        &*self.driver
+    }
+
+    pub(crate) fn profile(&self) -> &Profile {
+        &self.profile
     }
 
     fn cache(&self) -> MutexGuard<'_, Cache> {
@@ -145,7 +156,8 @@ impl Gpu {
     /// added (0 for none). Returns whether it did: there may be no library, or no
     /// algorithm for this product.
     pub fn product(&self, product: &MatrixProduct, addresses: [u64; 4]) -> Result<bool, CudaError> {
-        self.with_room(|| self.driver.product(product, addresses))
+        self.profile
+            .around(&*self.driver, "product", || self.with_room(|| self.driver.product(product, addresses)))
     }
 
     /// Returns all cached blocks to the driver.
@@ -250,12 +262,25 @@ impl Gpu {
     pub fn copy(&self, to: &mut DeviceBlock, from: &DeviceBlock, bytes: usize) -> Result<(), CudaError> {
         inside("copy", to, 0, bytes)?;
         inside("copy", from, 0, bytes)?;
-        if bytes == 0 { Ok(()) } else { self.driver.copy(to.address(), from.address(), bytes) }
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.profile.around(&*self.driver, "copy", || self.driver.copy(to.address(), from.address(), bytes))
+    }
+
+    /// Sets the bytes of a block to zero.
+    pub fn clear(&self, block: &DeviceBlock) -> Result<(), CudaError> {
+        if block.is_empty() {
+            Ok(())
+        } else {
+            self.profile.around(&*self.driver, "memset", || self.driver.set(block.address(), 0, block.len()))
+        }
     }
 
     /// Queues a kernel.
     pub fn launch(&self, kernel: &str, grid: Grid, args: &[Arg<'_>]) -> Result<(), CudaError> {
-        self.with_room(|| self.driver.launch(kernel, grid, args))
+        self.profile
+            .around(&*self.driver, kernel, || self.with_room(|| self.driver.launch(kernel, grid, args)))
     }
 
     /// Waits for all queued work, and returns its errors.

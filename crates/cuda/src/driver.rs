@@ -207,6 +207,15 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// none). Returns whether the library has an algorithm for it.
     fn product(&self, product: &MatrixProduct, addresses: [u64; 4]) -> Result<bool, CudaError>;
 
+    /// Queues a stamp of the time on the compute stream: its number.
+    fn stamp(&self) -> Result<u64, CudaError>;
+
+    /// Forgets all stamps, and queues the first of new ones.
+    fn restart_stamps(&self) -> Result<u64, CudaError>;
+
+    /// Seconds between two stamps, which have been reached.
+    fn seconds_between(&self, first: u64, second: u64) -> Result<f64, CudaError>;
+
     /// Waits for all work queued on the compute stream, and returns its errors.
     fn synchronize(&self) -> Result<(), CudaError>;
 }

@@ -62,6 +62,7 @@ struct State {
     trap_after: Option<usize>,
     lost: bool,
     library: Option<FakeLibrary>,
+    stamps: u64,
 }
 
 impl FakeDriver {
@@ -265,6 +266,23 @@ impl Driver for FakeDriver {
         }
         state.calls.push(Recorded::Product(*product));
         Ok(true)
+    }
+
+    /// A stamp takes a microsecond.
+    fn stamp(&self) -> Result<u64, CudaError> {
+        let mut state = self.state();
+        state.check("stamp")?;
+        state.stamps += 1;
+        Ok(state.stamps)
+    }
+
+    fn restart_stamps(&self) -> Result<u64, CudaError> {
+        self.state().stamps = 0;
+        self.stamp()
+    }
+
+    fn seconds_between(&self, first: u64, second: u64) -> Result<f64, CudaError> {
+        Ok((second - first) as f64 * 1e-6)
     }
 
     fn synchronize(&self) -> Result<(), CudaError> {

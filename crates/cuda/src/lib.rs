@@ -38,6 +38,7 @@ mod kernels;
 mod library;
 mod memory;
 mod nvidia;
+mod profile;
 mod staging;
 
 pub use cublaslt::ALIGNMENT as PRODUCT_ALIGNMENT;
@@ -50,3 +51,4 @@ pub use error::CudaError;
 pub use fake::{FakeDriver, FakeLibrary, Recorded};
 pub use kernels::{KERNELS, KernelCode, kernel_code, names};
 pub use memory::{DeviceBlock, Statistics};
+pub use profile::Span;

@@ -42,6 +42,14 @@ pub(crate) struct NvidiaDriver {
     library: OnceLock<Result<CublasLt, CudaError>>,
     /// Of the library.
     workspace: Mutex<Option<u64>>,
+    stamps: Mutex<Stamps>,
+}
+
+/// Events with the time, reused by every profile.
+#[derive(Debug, Default)]
+struct Stamps {
+    events: Vec<Handle<sys::CUevent>>,
+    used: usize,
 }
 
 /// The pinned memory of a lane, allocated with its first use, and the marks of its
@@ -246,12 +254,13 @@ impl NvidiaDriver {
             context: Handle(context),
             stream: Handle(stream),
             copy_stream: Handle(copy_stream),
-            reached: event()?,
+            reached: event(UNTIMED)?,
             lanes: [Pinned::new()?, Pinned::new()?, Pinned::new()?],
             module: Handle(module),
             functions: Mutex::default(),
             library: OnceLock::new(),
             workspace: Mutex::new(None),
+            stamps: Mutex::default(),
         })
     }
 
@@ -340,16 +349,21 @@ impl NvidiaDriver {
 
 impl Pinned {
     fn new() -> Result<Self, CudaError> {
-        Ok(Self { memory: Mutex::new(None), marks: [event()?, event()?, event()?, event()?] })
+        Ok(Self {
+            memory: Mutex::new(None),
+            marks: [event(UNTIMED)?, event(UNTIMED)?, event(UNTIMED)?, event(UNTIMED)?],
+        })
     }
 }
 
+/// Of events that only order work.
+const UNTIMED: sys::CUevent_flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+
 /// A new event of the current device.
-fn event() -> Result<Handle<sys::CUevent>, CudaError> {
+fn event(flags: sys::CUevent_flags) -> Result<Handle<sys::CUevent>, CudaError> {
     let mut event = std::ptr::null_mut();
-    let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
     // SAFETY: the pointer is to a local of the right type.
-    check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut event, flags) })?;
+    check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut event, flags as u32) })?;
     Ok(Handle(event))
 }
 
@@ -517,6 +531,38 @@ impl Driver for NvidiaDriver {
         let Ok(library) = self.cublaslt() else { return Ok(false) };
         self.enter()?;
         library.run(product, addresses, self.workspace()?, self.stream.0.cast())
+    }
+
+    fn stamp(&self) -> Result<u64, CudaError> {
+        self.enter()?;
+        let mut stamps = self.stamps.lock().unwrap_or_else(PoisonError::into_inner);
+        if stamps.used == stamps.events.len() {
+            stamps.events.push(event(sys::CUevent_flags::CU_EVENT_DEFAULT)?);
+        }
+        let number = stamps.used;
+        // SAFETY: event and stream live as long as the process.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(stamps.events[number].0, self.stream.0) })?;
+        stamps.used += 1;
+        Ok(number as u64)
+    }
+
+    fn restart_stamps(&self) -> Result<u64, CudaError> {
+        self.stamps.lock().unwrap_or_else(PoisonError::into_inner).used = 0;
+        self.stamp()
+    }
+
+    fn seconds_between(&self, first: u64, second: u64) -> Result<f64, CudaError> {
+        self.enter()?;
+        let stamps = self.stamps.lock().unwrap_or_else(PoisonError::into_inner);
+        let [first, second] = [first, second].map(|number| stamps.events.get(number as usize));
+        let (Some(first), Some(second)) = (first, second) else { return Ok(0.0) };
+        let mut milliseconds = 0.0;
+        // SAFETY: the pointer is to a local of the right type; events live as long as
+        // the process.
+        check("cuEventElapsedTime", unsafe {
+            sys::cuEventElapsedTime_v2(&raw mut milliseconds, first.0, second.0)
+        })?;
+        Ok(f64::from(milliseconds) * 1e-3)
     }
 
     fn synchronize(&self) -> Result<(), CudaError> {

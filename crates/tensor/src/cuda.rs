@@ -62,7 +62,30 @@ pub(crate) struct Strides {
     strides: [[u64; 32]; 3],
 }
 
+/// Bytes that a thread moves at a time, where it can.
+const UNIT: usize = 16;
+
 impl Strides {
+    /// The same of units of 16 bytes in place of elements, for the first operands; none
+    /// if some would not begin and end at a unit.
+    fn in_units(&self, operands: usize, dtype: DType) -> Option<Self> {
+        let per_unit = (UNIT / dtype.size()) as u64;
+        let last = self.ndim.checked_sub(1)? as usize;
+        let mut units = *self;
+        if per_unit == 1 || !self.dims[last].is_multiple_of(per_unit) {
+            return None;
+        }
+        units.dims[last] /= per_unit;
+        for strides in units.strides.iter_mut().take(operands) {
+            let (inner, outer) = strides[..=last].split_last_mut()?;
+            if *inner != 1 || outer.iter().any(|stride| !stride.is_multiple_of(per_unit)) {
+                return None;
+            }
+            outer.iter_mut().for_each(|stride| *stride /= per_unit);
+        }
+        Some(units)
+    }
+
     fn new<const N: usize>(shape: &[usize], strides: [&[usize]; N]) -> Self {
         let walk = Walk::new(shape, strides);
         let mut result = Self::zeroed();
@@ -136,9 +159,13 @@ const THREADS: u32 = 256;
 /// The most blocks of a launch: kernels loop over the rest.
 const BLOCKS: usize = 1 << 20;
 
+/// The same where a thread takes several elements at a time: more would only end at
+/// once.
+const BLOCKS_OF_ELEMENTS: usize = 1 << 13;
+
 /// A grid with a thread for each element.
 fn each(elements: usize) -> Grid {
-    let blocks = elements.div_ceil(THREADS as usize).clamp(1, BLOCKS);
+    let blocks = elements.div_ceil(THREADS as usize).clamp(1, BLOCKS_OF_ELEMENTS);
     Grid::new([blocks as u32, 1, 1], THREADS)
 }
 
@@ -153,6 +180,11 @@ fn address(op: &'static str, x: &Tensor) -> Result<Arg<'static>> {
     // The offset of an empty view may be past the end.
     let offset = (x.view().offset * x.dtype().size()).min(block.len());
     Ok(Arg::Address(block.address() + offset as u64))
+}
+
+/// Whether an address is one of a unit of 16 bytes.
+fn is_aligned(address: Arg<'_>) -> bool {
+    matches!(address, Arg::Address(address) if address.is_multiple_of(UNIT as u64))
 }
 
 /// The address of a tensor, or none.

@@ -31,6 +31,7 @@ mod meter;
 mod ops;
 mod optim;
 mod parallel;
+mod profile;
 mod random;
 mod storage;
 mod tape;
@@ -53,6 +54,7 @@ pub use optim::{
     AdamW, AdamWConstants, DeviceUpdate, Moments, Sgd, SgdConstants, UpdateRule, fused_update, global_norm,
     scalar, sums_of_squares,
 };
+pub use profile::{WorkSpan, begin_profile, end_profile};
 pub use random::Stream;
 pub use tape::{
     Context, DoubleGradients, Function, Gradients, Tape, apply, backward, backward_with, catch_panic,

@@ -3,7 +3,7 @@
 use weightloom_cuda::Arg;
 use weightloom_layout::{DType, Shape};
 
-use super::{Cuda, Strides, address, bytes, count, each, size_suffix, suffix};
+use super::{Cuda, Strides, UNIT, address, bytes, count, each, is_aligned, size_suffix, suffix};
 use crate::error::Result;
 use crate::kernels::copy::{CopyKernels, cast};
 use crate::tensor::Tensor;
@@ -31,13 +31,27 @@ fn code(dtype: DType) -> i32 {
 }
 
 impl Cuda {
+    /// Sets all bytes of a tensor's memory to zero.
+    fn clear(self, x: &Tensor) -> Result<()> {
+        match x.device_block() {
+            Some(block) => Ok(self.gpu()?.clear(block)?),
+            None => Ok(()),
+        }
+    }
+
     /// Copies elements of any view into a window of a contiguous tensor.
     fn copy_into(self, op: &'static str, into: &Tensor, window: &View, source: &Tensor) -> Result<()> {
         let n = source.shape().volume();
         let strides = Strides::new(&window.shape, [&window.strides, source.strides()]);
         let Arg::Address(start) = address(op, into)? else { return Ok(()) };
         let target = Arg::Address(start + (window.offset * into.dtype().size()) as u64);
-        let args = [target, address(op, source)?, count(n), bytes(&strides)];
+        let source_start = address(op, source)?;
+        let aligned = is_aligned(target) && is_aligned(source_start);
+        if let Some(units) = strides.in_units(2, into.dtype()).filter(|_| aligned) {
+            let n = n * into.dtype().size() / UNIT;
+            return self.launch("copy_b16", each(n), n, &[target, source_start, count(n), bytes(&units)]);
+        }
+        let args = [target, source_start, count(n), bytes(&strides)];
         self.launch(&format!("copy_{}", size_suffix(into.dtype())), each(n), n, &args)
     }
 }
@@ -49,6 +63,10 @@ impl CopyKernels for Cuda {
         let mut bits = [0; 8];
         one.read_host(|bytes| bits[..bytes.len()].copy_from_slice(bytes))?;
         let (out, n) = (self.empty(dtype, shape)?, shape.volume());
+        if bits == [0; 8] {
+            self.clear(&out)?;
+            return Ok(out);
+        }
         let args = [address("fill", &out)?, count(n), Arg::U64(u64::from_le_bytes(bits))];
         self.launch(&format!("fill_{}", size_suffix(dtype)), each(n), n, &args)?;
         Ok(out)
@@ -62,7 +80,16 @@ impl CopyKernels for Cuda {
 
     fn cast(&self, x: &Tensor, to: DType) -> Result<Tensor> {
         let (out, n) = (self.empty(to, x.shape())?, x.shape().volume());
-        let args = [address("cast", &out)?, address("cast", x)?, count(n), Arg::I32(code(to))];
+        let operands = [address("cast", &out)?, address("cast", x)?, count(n)];
+        if let (DType::F32, DType::Bf16 | DType::F16) | (DType::Bf16 | DType::F16, DType::F32) =
+            (x.dtype(), to)
+        {
+            let kernel = format!("cast_{}_to_{}", suffix(x.dtype()), suffix(to));
+            self.launch(&kernel, each(n), n, &operands)?;
+            return Ok(out);
+        }
+        let [target, source, n_elements] = operands;
+        let args = [target, source, n_elements, Arg::I32(code(to))];
         self.launch(&format!("cast_{}", suffix(x.dtype())), each(n), n, &args)?;
         Ok(out)
     }

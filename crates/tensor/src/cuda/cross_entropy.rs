@@ -43,6 +43,40 @@ impl CrossEntropyKernels for Cuda {
         self.add_in_order(OP, &losses, divisor, dtype, &Shape::default())
     }
 
+    fn loss_and_gradient(
+        &self,
+        logits: Tensor,
+        targets: &Tensor,
+        options: CrossEntropy,
+        share: f64,
+    ) -> Result<[Tensor; 2]> {
+        let (dtype, number, row) = (logits.dtype(), logits.shape()[0], logits.shape()[1]);
+        let kernel = format!("loss_and_gradient_{}", float(OP, dtype)?);
+        let divisor = divisor(targets, row, options)?;
+        let losses = self.empty(wide(dtype), &Shape::new(&[number])?)?;
+        let logits = self.owned(OP, logits)?;
+        let [ignored, ignores] = ignored(options);
+        let args = [
+            address(OP, &logits)?,
+            address(OP, &losses)?,
+            address(OP, targets)?,
+            count(number),
+            count(row),
+            ignored,
+            ignores,
+            Arg::F64(options.label_smoothing),
+            Arg::F64(share / divisor),
+        ];
+        self.launch(&kernel, rows(number), number * row, &args)?;
+        let loss = self.add_in_order(OP, &losses, divisor / share, wide(dtype), &Shape::default())?;
+        Ok([loss, logits])
+    }
+
+    /// A gigabyte of halves: a fraction of what else is in memory then.
+    fn logits_at_once(&self) -> usize {
+        1 << 29
+    }
+
     fn cross_entropy_gradient(
         &self,
         logits: Tensor,

@@ -1,6 +1,7 @@
 //! Element-wise kernels.
 
 use weightloom_cuda::Arg;
+use weightloom_layout::DType;
 
 use super::{Cuda, Strides, address, bytes, count, each, float};
 use crate::error::Result;
@@ -60,6 +61,16 @@ fn parameters(op: Unary) -> [Arg<'static>; 2] {
 }
 
 impl ElementwiseKernels for Cuda {
+    fn add_halves(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        let (op, n) = ("add", a.shape().volume());
+        let (a, b) = (a.contiguous(op)?, b.contiguous(op)?);
+        let out = self.empty(DType::F32, a.shape())?;
+        let kernel = format!("add_wide_{}", float(op, a.dtype())?);
+        let args = [address(op, &out)?, address(op, &a)?, address(op, &b)?, count(n)];
+        self.launch(&kernel, each(n), n, &args)?;
+        Ok(out)
+    }
+
     fn unary(&self, op: Unary, x: &Tensor) -> Result<Tensor> {
         let (name, n) = (op.name(), x.shape().volume());
         let kernel = format!("unary_{}", float(name, x.dtype())?);

@@ -5,7 +5,7 @@
 
 use weightloom_layout::{DType, Shape};
 
-use super::{Cuda, address, count, each, float, optional, size_suffix};
+use super::{Cuda, UNIT, address, count, each, float, is_aligned, optional, size_suffix};
 use crate::error::Result;
 use crate::kernels::index::{IndexKernels, around, check_indices, offsets};
 use crate::tensor::Tensor;
@@ -83,17 +83,17 @@ impl IndexKernels for Cuda {
         let [outer, size, inner] = around(x.shape(), dim);
         let places = indices.to_vec::<i64>()?;
         check_indices(op, &places, size)?;
-        let (out, n) = (self.empty(x.dtype(), shape)?, shape.volume());
-        let args = [
-            address(op, &out)?,
-            address(op, x)?,
-            address(op, indices)?,
-            count(outer),
-            count(size),
-            count(inner),
-            count(places.len()),
-        ];
-        self.launch(&format!("index_select_{}", size_suffix(x.dtype())), each(n), n, &args)?;
+        let out = self.empty(x.dtype(), shape)?;
+        let (target, source, bytes) = (address(op, &out)?, address(op, x)?, inner * x.dtype().size());
+        let (unit, suffix) = match bytes.is_multiple_of(UNIT) && is_aligned(target) && is_aligned(source) {
+            true => (UNIT, "b16"),
+            false => (x.dtype().size(), size_suffix(x.dtype())),
+        };
+        let (inner, n) = (bytes / unit, shape.volume() * x.dtype().size() / unit);
+        let sizes = [outer, size, inner, places.len()].map(count);
+        let [outer, size, inner, chosen] = sizes;
+        let args = [target, source, address(op, indices)?, outer, size, inner, chosen];
+        self.launch(&format!("index_select_{suffix}"), each(n), n, &args)?;
         Ok(out)
     }
 

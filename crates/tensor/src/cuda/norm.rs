@@ -1,16 +1,30 @@
 //! RMS norm and layer norm of rows.
 
 use weightloom_cuda::{Arg, Grid};
-use weightloom_layout::Shape;
+use weightloom_layout::{DType, Shape};
 
-use super::{Cuda, THREADS, address, count, each, float, optional, rows, wide};
+use super::{Cuda, THREADS, address, count, float, optional, rows, wide};
 use crate::error::Result;
 use crate::kernels::norm::NormKernels;
 use crate::tensor::Tensor;
 
 /// Rows whose shares of the gradient of a weight are summed together, as in the
 /// kernels.
-const ROWS: usize = 32;
+const ROWS: usize = 16;
+
+/// Columns of shares that a block adds up.
+const SHARE_COLUMNS: usize = 32;
+
+/// Kernels for rows of a length: how many packs of 16 bytes each thread keeps in
+/// registers. All give the same bits.
+fn held(dtype: DType, row: usize) -> usize {
+    let packs = row * dtype.size() / 16;
+    match packs.div_ceil(THREADS as usize) {
+        0 | 1 => 1,
+        2 => 2,
+        _ => 4,
+    }
+}
 
 /// Whether the mean is subtracted.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -42,7 +56,7 @@ impl Cuda {
         eps: f64,
     ) -> Result<Tensor> {
         let (op, row, n) = (norm.name(), weight.shape().volume(), x.shape().volume());
-        let kernel = format!("norm_{}", float(op, x.dtype())?);
+        let kernel = format!("norm_{}_{}", float(op, x.dtype())?, held(x.dtype(), row));
         let (out, number) = (self.empty(x.dtype(), x.shape())?, n / row.max(1));
         let args = [
             address(op, &out)?,
@@ -85,7 +99,7 @@ impl Cuda {
             norm.code(),
         ];
         let grid = Grid::new([chunks as u32, 1, 1], THREADS);
-        self.launch(&format!("norm_gradient_{name}"), grid, n, &args)?;
+        self.launch(&format!("norm_gradient_{name}_{}", held(dtype, row)), grid, n, &args)?;
         let added = |offset: usize| -> Result<Tensor> {
             let out = self.empty(dtype, weight.shape())?;
             let args = [
@@ -96,7 +110,8 @@ impl Cuda {
                 count(offset),
                 count(row),
             ];
-            self.launch(&format!("add_shares_{name}"), each(row), row, &args)?;
+            let grid = Grid::new([row.div_ceil(SHARE_COLUMNS) as u32, 1, 1], THREADS);
+            self.launch(&format!("add_shares_{name}"), grid, row, &args)?;
             Ok(out)
         };
         let of_bias = (norm == Norm::Layer).then(|| added(row)).transpose()?;

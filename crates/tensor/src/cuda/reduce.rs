@@ -1,6 +1,6 @@
 //! Reductions of rows.
 
-use weightloom_cuda::{Arg, Grid};
+use weightloom_cuda::Arg;
 use weightloom_layout::{DType, Shape};
 
 use super::{Cuda, address, count, each, float, rows, wide};
@@ -31,7 +31,7 @@ impl Cuda {
         Ok(sums)
     }
 
-    /// The sum of a list of wide numbers, in order, divided and rounded into a new
+    /// The sum of a list of wide numbers by one block, divided and rounded into a new
     /// tensor of one element.
     pub(super) fn add_in_order(
         self,
@@ -45,7 +45,7 @@ impl Cuda {
         let parts_count = count(parts.shape().volume());
         let args = [address(op, &out)?, address(op, parts)?, parts_count, Arg::F64(divisor)];
         let kernel = format!("add_in_order_{}", float(op, dtype)?);
-        self.launch(&kernel, Grid::new([1; 3], 1), 1, &args)?;
+        self.launch(&kernel, rows(1), 1, &args)?;
         Ok(out)
     }
 }

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 
 use num_traits::{Float as _, FromPrimitive as _, One as _, Zero as _};
 use pulp::{Simd, WithSimd};
-use weightloom_layout::Shape;
+use weightloom_layout::{DType, Shape};
 
 use super::softmax::{count, spread};
 use super::{lanes, make, rewrite_pieces};
@@ -33,6 +33,35 @@ pub(crate) trait CrossEntropyKernels {
         gradient: &Tensor,
         options: CrossEntropy,
     ) -> Result<Tensor>;
+
+    /// A share of the mean cross-entropy of rows, and its gradient. Some row is not
+    /// ignored. The gradient has the dtype of the logits; both are computed as if the
+    /// logits were wide.
+    fn loss_and_gradient(
+        &self,
+        logits: Tensor,
+        targets: &Tensor,
+        options: CrossEntropy,
+        share: f64,
+    ) -> Result<[Tensor; 2]> {
+        let (dtype, device) = (logits.dtype(), logits.device());
+        let wide = wide_dtype(dtype);
+        let logits = logits.cast(wide)?;
+        let loss = self.cross_entropy(&logits, targets, options)?.scale(share)?;
+        let share = Tensor::full(share, wide, &[], device)?;
+        Ok([loss, self.cross_entropy_gradient(logits, targets, &share, options)?.cast(dtype)?])
+    }
+
+    /// The most logits that should exist at a time. Every chunk reads the weight of a
+    /// head again and adds to its gradient, so there should be few chunks.
+    fn logits_at_once(&self) -> usize {
+        1 << 24
+    }
+}
+
+/// The dtype of losses, and of sums over many rows.
+pub(crate) fn wide_dtype(dtype: DType) -> DType {
+    if dtype.size() < 4 { DType::F32 } else { dtype }
 }
 
 impl CrossEntropyKernels for Cpu {

@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 
 use num_traits::{Float as _, One as _, Zero as _};
 use pulp::{Simd, WithSimd};
+use weightloom_layout::DType;
 
 use super::strides::Walk;
 use super::{make, rewrite_pieces};
@@ -17,6 +18,13 @@ use crate::vectors::dispatch;
 
 /// Element-wise kernels.
 pub(crate) trait ElementwiseKernels {
+    /// The sum of two tensors of halves of the same shape, in f32.
+    fn add_halves(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        let mut sum = a.cast(DType::F32)?;
+        sum.add_assign(&b.cast(DType::F32)?)?;
+        Ok(sum)
+    }
+
     /// `f(x)`.
     fn unary(&self, op: Unary, x: &Tensor) -> Result<Tensor>;
 

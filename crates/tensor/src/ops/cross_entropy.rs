@@ -6,6 +6,7 @@ use super::{check_float, check_same_device, common, indices, shape_mismatch};
 use crate::backend::on;
 use crate::device::Device;
 use crate::error::{Result, TensorError};
+use crate::kernels::cross_entropy::wide_dtype;
 use crate::tape::{Context, Function, apply_one};
 use crate::tensor::Tensor;
 
@@ -68,10 +69,6 @@ impl Function for CrossEntropyFunction {
     }
 }
 
-/// The most logits that exist at a time. Every chunk reads the weight again and
-/// adds to its gradient, so there should be few chunks.
-const CHUNK: usize = 1 << 24;
-
 struct ProjectedCrossEntropy {
     options: CrossEntropy,
 }
@@ -108,13 +105,14 @@ impl Function for ProjectedCrossEntropy {
         self.options.check(&Tensor::without_memory(Shape::new(&[rows, classes])?, dtype), targets)?;
         let total = self.counted(targets)?;
         // Without a gradient of the weight there is memory for twice as many.
-        let most = if context.needs(1) { CHUNK } else { 2 * CHUNK } / classes.max(1);
+        let chunk = on(device).logits_at_once();
+        let most = if context.needs(1) { chunk } else { 2 * chunk } / classes.max(1);
         let parts = rows.div_ceil(most.max(1)).max(1);
         let at_once = rows.div_ceil(parts).max(1);
         let divisor = self.options.divisor.unwrap_or(total as f64);
         let empty = if divisor == 0.0 { f64::NAN } else { 0.0 };
         // Half types are too narrow for a loss and for sums over many rows.
-        let wide = if dtype.size() < 4 { DType::F32 } else { dtype };
+        let wide = wide_dtype(dtype);
         let mut loss = Tensor::full(empty, wide, &[], device)?;
         let options = CrossEntropy { divisor: None, ..self.options };
         let mut of_hidden = Vec::new();
@@ -129,15 +127,14 @@ impl Function for ProjectedCrossEntropy {
                 of_hidden.push(Tensor::full(0.0, dtype, &[count, width], device)?);
                 continue;
             }
-            let logits = part.linear(weight, None, None)?.cast(wide)?;
-            let part_loss = on(device).cross_entropy(&logits, &targets, options)?;
-            loss.add_assign(&part_loss.scale(share)?)?;
+            let logits = part.linear(weight, None, None)?;
             if !context.needs(0) && !context.needs(1) {
+                let part_loss = on(device).cross_entropy(&logits.cast(wide)?, &targets, options)?;
+                loss.add_assign(&part_loss.scale(share)?)?;
                 continue;
             }
-            let share = Tensor::full(share, wide, &[], device)?;
-            let of_logits =
-                on(device).cross_entropy_gradient(logits, &targets, &share, options)?.cast(dtype)?;
+            let [part_loss, of_logits] = on(device).loss_and_gradient(logits, &targets, options, share)?;
+            loss.add_assign(&part_loss)?;
             if context.needs(0) {
                 of_hidden.push(of_logits.matmul(weight)?);
             }

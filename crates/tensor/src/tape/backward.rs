@@ -8,6 +8,7 @@ use weightloom_layout::{DType, Shape};
 
 use super::double_backward::record_gradients;
 use super::{GradDisabled, Node, Origin, Parameter, with_grad};
+use crate::backend::on;
 use crate::error::{Result, TensorError};
 use crate::tensor::Tensor;
 
@@ -34,6 +35,9 @@ impl Gradients {
     fn add(&mut self, parameter: u64, gradient: Tensor) -> Result<()> {
         let sum = match self.by_parameter.remove(&parameter) {
             // Half types would lose small additions.
+            Some(sum) if are_constant_halves(&sum, &gradient) => {
+                on(sum.device()).add_halves(&sum, &gradient)?
+            }
             Some(sum) if matches!(gradient.dtype(), DType::Bf16 | DType::F16) => {
                 added(sum.cast(DType::F32)?, &gradient.cast(DType::F32)?)?
             }
@@ -138,6 +142,12 @@ pub fn backward_with(
     }
     pass.settle_rest()?;
     Ok(pass.gradients)
+}
+
+/// Whether both are halves of one dtype, and off the tape.
+fn are_constant_halves(a: &Tensor, b: &Tensor) -> bool {
+    let half = |x: &Tensor| matches!(x.dtype(), DType::Bf16 | DType::F16) && !x.tracks_gradient();
+    a.dtype() == b.dtype() && half(a) && half(b)
 }
 
 /// Adds in the memory of the first operand, unless that is shared.
