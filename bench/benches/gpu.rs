@@ -68,8 +68,11 @@ fn main() -> Outcome<()> {
 /// What torch does with the same shapes, if there is one.
 fn peer(case: &str) -> Option<Value> {
     let python = std::env::var_os("WEIGHTLOOM_PEER_PYTHON")?;
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/torch_gpu.py");
-    Some(json_output(Command::new(python).args([script, case])))
+    // Another folder than that of the build, on a machine without cargo.
+    let folder =
+        std::env::var("CARGO_MANIFEST_DIR").unwrap_or_else(|_| env!("CARGO_MANIFEST_DIR").to_owned());
+    let script = format!("{folder}/peers/torch_gpu.py");
+    Some(json_output(Command::new(python).args([&script, case])))
 }
 
 fn compare(report: &mut Report, case: &str, [rate, peak]: [f64; 2], theirs: &Value) {

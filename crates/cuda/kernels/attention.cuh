@@ -14,6 +14,8 @@ struct Geometry {
     // 0 for none.
     uint64_t window;
     int causal, capped;
+    // Whether the gradients' blocks are loaded one ahead: there is shared memory for two.
+    int ahead, unused;
 };
 
 // The warp's sum or maximum, the same in all lanes.

@@ -250,10 +250,21 @@ __device__ inline void attend_tile(T* out, float* logs, const T* q, const T* k, 
         __syncthreads();
         for (int step = 0; step < WIDTH / 16; step++) load_rows<M, WIDTH>(held[HELD ? step : 0], queries, own, step * 16);
     }
+    // What the warp's queries see together.
+    int warp_until = 0, warp_last = own + 16 * M < there ? own + 16 * M : there;
+    if (own < there) warp_until = keys_of(g, start, end, first + warp_last - 1).last;
     for (; block < blocks; block++) {
         wait_for_copies<0>();
         __syncthreads();
         load(values, of_values, g.v[2], block);
+        int at = start + block * BLOCK_KEYS;
+        if (at >= warp_until) {
+            // Nothing: only the copies go on.
+            wait_for_copies<0>();
+            __syncthreads();
+            if (block + 1 < blocks) load(keys, of_keys, g.k[2], block + 1);
+            continue;
+        }
         float scores[M][8][4] = {};
 #pragma unroll
         for (int step = 0; step < WIDTH / 16; step++) {
@@ -265,7 +276,6 @@ __device__ inline void attend_tile(T* out, float* logs, const T* q, const T* k, 
                 multiply_rows<M, 4, WIDTH>(scores, a, keys, 0, step * 16, kind);
             }
         }
-        int at = start + block * BLOCK_KEYS;
         if (scaling.in_place)
             for (int m = 0; m < M; m++)
                 for (int n = 0; n < 8; n++)
@@ -311,11 +321,13 @@ __device__ inline void attend_tile(T* out, float* logs, const T* q, const T* k, 
                         total += score;
                     }
                 running.total[m][half] = running.total[m][half] * shrink + total;
+                // Mostly no row of the warp has a larger score than before.
+                if (__any_sync(0xffffffffu, shrink != 1.0f))
 #pragma unroll
-                for (int n = 0; n < WIDTH / 8; n++) {
-                    running.sums[m][n][2 * half] *= shrink;
-                    running.sums[m][n][2 * half + 1] *= shrink;
-                }
+                    for (int n = 0; n < WIDTH / 8; n++) {
+                        running.sums[m][n][2 * half] *= shrink;
+                        running.sums[m][n][2 * half + 1] *= shrink;
+                    }
             }
         wait_for_copies<0>();
         __syncthreads();
@@ -359,8 +371,9 @@ __device__ inline void query_gradient_tile(T* of_q, float* dots, const T* q, con
     // Keys whose scores are in registers at a time.
     constexpr int PART = 32;
     DYNAMIC_SHARED(shared);
-    T *queries = (T*)shared, *gradients = queries + ROWS * STRIDE, *keys = gradients + ROWS * STRIDE;
-    T* values = keys + BLOCK_KEYS * STRIDE;
+    T *queries = (T*)shared, *gradients = queries + ROWS * STRIDE;
+    // Of keys and of values, once or twice.
+    T* blocks_of_keys = gradients + ROWS * STRIDE;
     T kind = narrow<T>(0.0f);
     int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4, own = threadIdx.x / 32 * 16 * M;
     Tile tile = tile_here(tiles, tiles ? 0 : g.queries, ROWS, g.causal);
@@ -377,28 +390,27 @@ __device__ inline void query_gradient_tile(T* of_q, float* dots, const T* q, con
     int from = (low.last > low.first ? low.first : start) - start, until = high.last - start;
     int block = from / BLOCK_KEYS, blocks = (until + BLOCK_KEYS - 1) / BLOCK_KEYS;
     int whole_from = high.first, whole_until = low.last;
-    auto load = [&](T* to, const T* of, uint64_t stride, int number) {
+    auto place = [&](int number) { return blocks_of_keys + (g.ahead ? number % 2 * 2 * BLOCK_KEYS * STRIDE : 0); };
+    auto load = [&](int number) {
         int at = start + number * BLOCK_KEYS;
-        start_rows<WIDTH, ALL>(to, of + at * stride, stride, end - at, BLOCK_KEYS, (int)g.width);
+        T* to = place(number);
+        start_rows<WIDTH, ALL>(to, of_keys + at * g.k[2], g.k[2], end - at, BLOCK_KEYS, (int)g.width);
+        start_rows<WIDTH, ALL>(to + BLOCK_KEYS * STRIDE, of_values + at * g.v[2], g.v[2], end - at, BLOCK_KEYS,
+                               (int)g.width);
+        end_copies();
     };
     wait_for_copies<0>();
     __syncthreads();
-    if (block < blocks) {
-        load(keys, of_keys, g.k[2], block);
-        load(values, of_values, g.v[2], block);
-        end_copies();
-    }
+    if (block < blocks) load(block);
 
     const float log2e = 1.44269504088896341f;
     Scaling scaling = scaling_of(g);
     uint64_t number = (batch * g.heads + head) * g.queries + first;
     const T* of_results = out + batch * g.out[0] + head * g.out[1] + first * g.out[2];
-    Keys of_row[M][2];
     float log_sums[M][2], dot_products[M][2];
     for (int m = 0; m < M; m++)
         for (int half = 0; half < 2; half++) {
             int row = own + m * 16 + half * 8 + group;
-            of_row[m][half] = row < there ? keys_of(g, start, end, first + row) : Keys{0, 0};
             log_sums[m][half] = row < there ? logs[number + row] * log2e : infinity<float>();
             // Four lanes have a row.
             float sum = 0;
@@ -421,13 +433,17 @@ __device__ inline void query_gradient_tile(T* of_q, float* dots, const T* q, con
             load_rows<M, WIDTH>(held[1][HELD ? step : 0], gradients, own, step * 16);
         }
     float sums[M][WIDTH / 8][4] = {};
+    int warp_until = 0, warp_last = own + 16 * M < there ? own + 16 * M : there;
+    if (own < there) warp_until = keys_of(g, start, end, first + warp_last - 1).last;
     for (; block < blocks; block++) {
         wait_for_copies<0>();
         __syncthreads();
+        if (g.ahead && block + 1 < blocks) load(block + 1);
+        const T *keys = place(block), *values = keys + BLOCK_KEYS * STRIDE;
         int at = start + block * BLOCK_KEYS;
         bool partly = mask || at < whole_from || at + BLOCK_KEYS > whole_until;
 #pragma unroll 1
-        for (int part = 0; part < BLOCK_KEYS; part += PART) {
+        for (int part = 0; part < BLOCK_KEYS && at + part < warp_until; part += PART) {
             float scores[M][PART / 8][4] = {}, slopes[M][PART / 8][4] = {};
 #pragma unroll
             for (int step = 0; step < WIDTH / 16; step++) {
@@ -456,8 +472,9 @@ __device__ inline void query_gradient_tile(T* of_q, float* dots, const T* q, con
                         float weight = power_of_two(fmaf(score, scaling.factor, -log_sums[m][i / 2]));
                         float slope = weight * (slopes[m][n][i] - dot_products[m][i / 2]) * steep;
                         if (partly) {
+                            // Few blocks: what a row sees is not worth registers. Rows beyond the tile have no weights.
                             int key = at + part + n * 8 + member * 2 + i % 2;
-                            const Keys& seen = of_row[m][i / 2];
+                            Keys seen = keys_of(g, start, end, first + own + m * 16 + i / 2 * 8 + group);
                             if (key < seen.first || key >= seen.last || (mask && !mask[batch * g.keys + key])) slope = 0;
                         }
                         slopes[m][n][i] = slope;
@@ -469,11 +486,9 @@ __device__ inline void query_gradient_tile(T* of_q, float* dots, const T* q, con
                 add_weighted<M, WIDTH>(sums, weights, keys, part + step * 16, kind);
             }
         }
-        __syncthreads();
-        if (block + 1 < blocks) {
-            load(keys, of_keys, g.k[2], block + 1);
-            load(values, of_values, g.v[2], block + 1);
-            end_copies();
+        if (!g.ahead) {
+            __syncthreads();
+            if (block + 1 < blocks) load(block + 1);
         }
     }
     float scale[M][2];
@@ -498,9 +513,10 @@ __device__ inline void key_gradient_tile(T* of_k, T* of_v, const T* q, const T* 
     constexpr int PART = QUERIES < 32 ? QUERIES : 32;
     DYNAMIC_SHARED(shared);
     T *keys = (T*)shared, *values = keys + ROWS * STRIDE;
-    T *queries = values + ROWS * STRIDE, *gradients = queries + QUERIES * STRIDE;
+    // Of queries and of gradients, once or twice.
+    T* blocks_of_queries = values + ROWS * STRIDE;
     // Of each query the logarithm of its sum of weights and the dot product, twice: for this block and the next.
-    float* of_queries = (float*)(gradients + QUERIES * STRIDE);
+    float* of_queries = (float*)(blocks_of_queries + (g.ahead ? 4 : 2) * QUERIES * STRIDE);
     T kind = narrow<T>(0.0f);
     int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4, own = threadIdx.x / 32 * 16 * M;
     Tile tile = tile_here(tiles, tiles ? 0 : g.keys, ROWS, false);
@@ -533,7 +549,9 @@ __device__ inline void key_gradient_tile(T* of_k, T* of_v, const T* q, const T* 
             visible_key[m][half] = row < there && (!mask || mask[batch * g.keys + first + row]);
         }
     bool all_keys = there == ROWS && !mask;
+    auto place = [&](int turn) { return blocks_of_queries + (g.ahead ? turn % 2 * 2 * QUERIES * STRIDE : 0); };
     auto load = [&](int turn) {
+        T *queries = place(turn), *gradients = queries + QUERIES * STRIDE;
         uint64_t head = kv_head * heads + turn / (blocks - block);
         int at = start + (block + turn % (blocks - block)) * QUERIES, left = query_end - at;
         start_rows<WIDTH, ALL>(queries, q + batch * g.q[0] + head * g.q[1] + at * g.q[2], g.q[2], left, QUERIES, (int)g.width);
@@ -553,6 +571,8 @@ __device__ inline void key_gradient_tile(T* of_k, T* of_v, const T* q, const T* 
     for (int turn = 0; turn < total; turn++) {
         wait_for_copies<0>();
         __syncthreads();
+        if (g.ahead && turn + 1 < total) load(turn + 1);
+        const T *queries = place(turn), *gradients = queries + QUERIES * STRIDE;
         int at = start + (block + turn % (blocks - block)) * QUERIES;
         const float* of_query = of_queries + turn % 2 * 2 * QUERIES;
         // All queries of the block see all keys of the tile.
@@ -560,6 +580,8 @@ __device__ inline void key_gradient_tile(T* of_k, T* of_v, const T* q, const T* 
         bool whole = all_keys && at + QUERIES <= query_end && high.first <= first && low.last >= first + ROWS;
 #pragma unroll 1
         for (int part = 0; part < QUERIES; part += PART) {
+            // Queries that are before all keys of the warp.
+            if (g.causal && at + part + PART + ahead <= first + own) continue;
             float scores[M][PART / 8][4] = {}, slopes[M][PART / 8][4] = {};
 #pragma unroll
             for (int step = 0; step < WIDTH / 16; step++) {
@@ -609,20 +631,22 @@ __device__ inline void key_gradient_tile(T* of_k, T* of_v, const T* q, const T* 
                 }
             }
         }
-        __syncthreads();
-        if (turn + 1 < total) load(turn + 1);
+        if (!g.ahead) {
+            __syncthreads();
+            if (turn + 1 < total) load(turn + 1);
+        }
     }
     wait_for_copies<0>();
     __syncthreads();
     // Stored as `[batch, keys, kv_heads, width]`.
-    uint64_t stride = g.kv_heads * g.width, place = ((batch * g.keys + first) * g.kv_heads + kv_head) * g.width;
+    uint64_t stride = g.kv_heads * g.width, target = ((batch * g.keys + first) * g.kv_heads + kv_head) * g.width;
     float scale[M][2];
     for (int m = 0; m < M; m++) scale[m][0] = scale[m][1] = (float)g.scale;
     if constexpr (WANTED != OF_VALUES)
-        write_rows<M, WIDTH>(of_k + place, stride, of_keys, scale, keys, own, there, (int)g.width);
+        write_rows<M, WIDTH>(of_k + target, stride, of_keys, scale, keys, own, there, (int)g.width);
     for (int m = 0; m < M; m++) scale[m][0] = scale[m][1] = 1.0f;
     if constexpr (WANTED != OF_KEYS)
-        write_rows<M, WIDTH>(of_v + place, stride, of_values, scale, values, own, there, (int)g.width);
+        write_rows<M, WIDTH>(of_v + target, stride, of_values, scale, values, own, there, (int)g.width);
 }
 
 // `tiles` may be null. Tiles of queries have 16 * M * WARPS rows; `attend_row_...` is for few queries.

@@ -69,8 +69,8 @@ __device__ inline void product(T* out, const T* a, const T* b, const T* bias, co
 
 // bf16 and f16: tiles of 64 x 64, 8 warps with 16 x 32 elements each. Beyond the edges there are zeros, which change
 // no sum.
-template <class T>
-__device__ inline void half_product(T* out, const T* a, const T* b, const T* bias, const T* residual, uint64_t rows,
+template <class T, class Out>
+__device__ inline void half_product(Out* out, const T* a, const T* b, const Out* bias, const Out* residual, uint64_t rows,
                                     uint64_t columns, uint64_t depth, Matrix of_a, Matrix of_b) {
     // Rows of `a` and columns of `b`, with the depth innermost.
     __shared__ __align__(16) T tile_a[TILE][HALF_STRIDE];
@@ -114,7 +114,7 @@ __device__ inline void half_product(T* out, const T* a, const T* b, const T* bia
             uint64_t column = first_column + warp_column + j * 8 + member * 2 + i % 2;
             if (row < rows && column < columns) {
                 uint64_t place = row * columns + column;
-                out[place] = finish<T>(sums[j][i], bias, residual, column, place);
+                out[place] = finish<Out>(sums[j][i], bias, residual, column, place);
             }
         }
 }
@@ -130,7 +130,7 @@ template <class T> struct Product {
         static __device__ inline void run(T* out, const T* a, const T* b, const T* bias, const T* residual,        \
                                           uint64_t rows, uint64_t columns, uint64_t depth, Matrix of_a,            \
                                           Matrix of_b) {                                                           \
-            half_product<T>(out, a, b, bias, residual, rows, columns, depth, of_a, of_b);                          \
+            half_product<T, T>(out, a, b, bias, residual, rows, columns, depth, of_a, of_b);                          \
         }                                                                                                          \
     };
 HALF_PRODUCT(bf16)
@@ -146,3 +146,17 @@ HALF_PRODUCT(f16)
                         residual ? residual + batch * size : nullptr, rows, columns, depth, of_a, of_b);       \
     }
 FOR_FLOATS(MATMUL)
+
+// Sums of products of halves that are not rounded, added to others.
+#define MATMUL_WIDE(name, T)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(256)                                                          \
+    matmul_wide_##name(float* out, const T* a, const T* b, const float* bias, const float* residual,           \
+                       const uint64_t* starts, uint64_t rows, uint64_t columns, uint64_t depth, Matrix of_a,   \
+                       Matrix of_b) {                                                                          \
+        uint64_t batch = blockIdx.z, size = rows * columns;                                                    \
+        half_product<T, float>(out + batch * size, a + starts[2 * batch], b + starts[2 * batch + 1], bias,     \
+                               residual ? residual + batch * size : nullptr, rows, columns, depth, of_a,       \
+                               of_b);                                                                          \
+    }
+MATMUL_WIDE(bf16, bf16)
+MATMUL_WIDE(f16, f16)

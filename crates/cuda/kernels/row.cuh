@@ -48,20 +48,34 @@ template <class W, class F> __device__ inline W row_largest(uint64_t length, F f
     return combine<Largest, W>(most);
 }
 
+// A warp, or a block of threads, that works on one row.
+template <int THREADS_> struct Team {
+    static constexpr int SIZE = THREADS_;
+    static __device__ inline unsigned member() { return threadIdx.x % THREADS_; }
+    template <class Op, class W> static __device__ inline W combined(W x) {
+        if constexpr (THREADS_ == THREADS) {
+            return combine<Op, W>(x);
+        } else {
+            for (int offset = 16; offset > 0; offset /= 2) x = Op::of(x, __shfl_xor_sync(0xffffffffu, x, offset));
+            return x;
+        }
+    }
+};
+
 // Calls `held(k, i)` for the first packs of a row that this thread has, from element `i` on, which are few enough for
 // registers, and `rest(i)` for its other elements. Which elements it has, and their order, depend on the length alone.
-template <class T, int HELD, class Held, class Rest>
-__device__ inline void for_owned(uint64_t length, Held held, Rest rest) {
+template <class T, int HELD, class Members, class Held, class Rest>
+__device__ inline void for_owned(uint32_t length, Held held, Rest rest) {
     constexpr int COUNT = Pack<T>::COUNT;
-    uint64_t packs = length / COUNT;
+    uint32_t packs = length / COUNT;
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
-        uint64_t pack = threadIdx.x + k * THREADS;
+        uint32_t pack = Members::member() + k * Members::SIZE;
         if (pack < packs) held(k, pack * COUNT);
     }
-    for (uint64_t pack = threadIdx.x + HELD * THREADS; pack < packs; pack += THREADS)
+    for (uint32_t pack = Members::member() + HELD * Members::SIZE; pack < packs; pack += Members::SIZE)
         for (int j = 0; j < COUNT; j++) rest(pack * COUNT + j);
-    if (packs * COUNT + threadIdx.x < length) rest(packs * COUNT + threadIdx.x);
+    if (packs * COUNT + Members::member() < length) rest(packs * COUNT + Members::member());
 }
 
 // The sum of f(x) for the elements of a row, a pack at a time.

@@ -17,7 +17,7 @@ use std::sync::{Mutex, PoisonError};
 use libloading::Library;
 use rustc_hash::FxHashMap;
 
-use crate::driver::{LibraryInfo, MatrixProduct, Orientation, ProductDType};
+use crate::driver::{LibraryInfo, MatrixProduct, Orientation, ProductDType, ProductResult};
 use crate::error::CudaError;
 use crate::library::candidates;
 
@@ -285,6 +285,10 @@ impl CublasLt {
             ProductDType::Bf16 => R_16BF,
             ProductDType::F16 => R_16F,
         };
+        let of_result = match product.result {
+            ProductResult::Rounded => dtype,
+            ProductResult::F32 => R_32F,
+        };
         let MatrixProduct { rows, columns, depth, .. } = *product;
         let [of_a, of_b] = product.orientations;
         // Rows of memory become columns of the library.
@@ -304,15 +308,15 @@ impl CublasLt {
             let set = |desc, attribute, value: &c_int| {
                 (functions.desc_set)(desc, attribute, std::ptr::from_ref(value).cast(), 4)
             };
-            let layout = |into: &mut Handle, (rows, columns): (u64, u64), stride: u64| {
+            let layout = |into: &mut Handle, dtype, (rows, columns): (u64, u64), stride: u64| {
                 (functions.layout_create)(into, dtype, rows, columns, stride as i64)
             };
             (functions.desc_create)(&raw mut desc, COMPUTE_32F, R_32F) == 0
                 && set(desc, DESC_TRANSPOSE_A, &transposes[0]) == 0
                 && set(desc, DESC_TRANSPOSE_B, &transposes[1]) == 0
-                && layout(&mut layouts[1], first, strides[1]) == 0
-                && layout(&mut layouts[0], second, strides[0]) == 0
-                && layout(&mut layouts[2], (columns, rows), columns) == 0
+                && layout(&mut layouts[1], dtype, first, strides[1]) == 0
+                && layout(&mut layouts[0], dtype, second, strides[0]) == 0
+                && layout(&mut layouts[2], of_result, (columns, rows), columns) == 0
                 && (functions.heuristic)(
                     self.handle,
                     desc,

@@ -72,6 +72,15 @@ pub enum ProductDType {
     F16,
 }
 
+/// The dtype of the result of a library's product, and of what is added to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ProductResult {
+    /// That of the operands: sums are rounded once.
+    Rounded,
+    /// That of the sums.
+    F32,
+}
+
 /// Which elements of a matrix are neighbours in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Orientation {
@@ -87,6 +96,7 @@ pub enum Orientation {
 #[allow(missing_docs)]
 pub struct MatrixProduct {
     pub dtype: ProductDType,
+    pub result: ProductResult,
     pub rows: u64,
     pub columns: u64,
     pub depth: u64,

@@ -44,8 +44,8 @@ mod staging;
 pub use cublaslt::ALIGNMENT as PRODUCT_ALIGNMENT;
 pub use device::{Gpu, Poison, Products, count};
 pub use driver::{
-    Arg, DeviceInfo, Driver, Grid, Lane, LibraryInfo, MatrixProduct, Orientation, ProductDType, SLOT_BYTES,
-    SLOTS, Slot, Stream,
+    Arg, DeviceInfo, Driver, Grid, Lane, LibraryInfo, MatrixProduct, Orientation, ProductDType,
+    ProductResult, SLOT_BYTES, SLOTS, Slot, Stream,
 };
 pub use error::CudaError;
 pub use fake::{FakeDriver, FakeLibrary, Recorded};

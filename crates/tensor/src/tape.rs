@@ -15,7 +15,7 @@ mod recompute;
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use smallvec::SmallVec;
 use weightloom_layout::{DType, Shape};
@@ -28,6 +28,7 @@ pub use recompute::{recompute, recompute_over};
 
 pub(crate) use context::Recompute;
 
+use context::CheapOutput;
 use hook::Hooks;
 use panic_guard::PanicGuard;
 
@@ -140,6 +141,8 @@ pub(crate) struct Node {
     inputs: Vec<Origin>,
     input_kinds: Vec<(Shape, DType)>,
     outputs: usize,
+    /// Of a cheap function: its output, while others have saved it.
+    cheap_output: Mutex<Weak<CheapOutput>>,
 }
 
 impl Node {
@@ -282,6 +285,7 @@ pub(crate) fn record(function: impl Function, inputs: &[Tensor]) -> Result<Vec<T
         inputs: inputs.iter().map(|input| input.origin().clone()).collect(),
         input_kinds: inputs.iter().map(|input| (input.shape().clone(), input.dtype())).collect(),
         outputs: outputs.len(),
+        cheap_output: Mutex::default(),
     });
     Ok(outputs
         .iter()

@@ -41,6 +41,8 @@ struct Sizes {
     window: u64,
     causal: i32,
     capped: i32,
+    ahead: i32,
+    unused: i32,
 }
 
 fn strides(x: &Tensor) -> [u64; 3] {
@@ -70,6 +72,8 @@ impl Sizes {
             window: geometry.window.map_or(u64::MAX, |window| window as u64),
             causal: i32::from(geometry.causal),
             capped: i32::from(geometry.soft_cap.is_some()),
+            ahead: 0,
+            unused: 0,
         })
     }
 }

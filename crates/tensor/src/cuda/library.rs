@@ -7,7 +7,7 @@
 use std::sync::OnceLock;
 
 use weightloom_cuda::{
-    Arg, CudaError, MatrixProduct, Orientation, PRODUCT_ALIGNMENT, ProductDType, Products,
+    Arg, CudaError, MatrixProduct, Orientation, PRODUCT_ALIGNMENT, ProductDType, ProductResult, Products,
 };
 use weightloom_layout::{DType, Shape};
 
@@ -54,9 +54,11 @@ impl Matrix {
 
 /// The product as the library takes it. The sizes are those for which all of its
 /// algorithms that we allow have the bits of our kernels, and can be chosen at all.
-fn described(dtype: DType, product: &Product<'_>) -> Option<MatrixProduct> {
+fn described(of_result: DType, product: &Product<'_>) -> Option<MatrixProduct> {
     let [rows, columns, depth] = product.sizes;
-    let dtype = match dtype {
+    let of_operands = product.operands[0].dtype();
+    let result = if of_result == of_operands { ProductResult::Rounded } else { ProductResult::F32 };
+    let dtype = match of_operands {
         DType::Bf16 => ProductDType::Bf16,
         DType::F16 => ProductDType::F16,
         _ => return None,
@@ -70,7 +72,7 @@ fn described(dtype: DType, product: &Product<'_>) -> Option<MatrixProduct> {
         return None;
     }
     let [rows, columns, depth] = [rows, columns, depth].map(|size| size as u64);
-    Some(MatrixProduct { dtype, rows, columns, depth, orientations: [of_a, of_b], strides })
+    Some(MatrixProduct { dtype, result, rows, columns, depth, orientations: [of_a, of_b], strides })
 }
 
 impl Cuda {
@@ -169,17 +171,22 @@ impl Cuda {
                 ];
                 for (operands, matrices) in forms {
                     let product = Product { sizes: [m, n, k], operands, matrices, starts: vec![[0, 0]] };
-                    for residual in [None, Some(&residual)] {
-                        let (library, own) = (self.empty(dtype, &shape)?, self.empty(dtype, &shape)?);
-                        if !self.product_by_library(&product, residual, (&library, 0))? {
-                            continue;
+                    // Rounded, and as they are added to a sum.
+                    for of_result in [dtype, DType::F32] {
+                        let residual = residual.cast(of_result)?;
+                        for residual in [None, Some(&residual)] {
+                            let (library, own) =
+                                (self.empty(of_result, &shape)?, self.empty(of_result, &shape)?);
+                            if !self.product_by_library(&product, residual, (&library, 0))? {
+                                continue;
+                            }
+                            self.product_by_kernel(&product, [None, residual], (&own, 0))?;
+                            let bytes = |x: &Tensor| x.read_host(<[u8]>::to_vec);
+                            if bytes(&library)? != bytes(&own)? {
+                                return Ok(Comparison::Different);
+                            }
+                            compared += 1;
                         }
-                        self.product_by_kernel(&product, [None, residual], (&own, 0))?;
-                        let bytes = |x: &Tensor| x.read_host(<[u8]>::to_vec);
-                        if bytes(&library)? != bytes(&own)? {
-                            return Ok(Comparison::Different);
-                        }
-                        compared += 1;
                     }
                 }
             }

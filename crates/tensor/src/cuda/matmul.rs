@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 use weightloom_cuda::{Arg, Grid};
 use weightloom_layout::{DType, Shape};
 
-use super::{Cuda, address, bytes, count, float, optional};
+use super::{Cuda, address, bytes, count, float, optional, wide};
 use crate::error::Result;
 use crate::kernels::matmul::{MatmulKernels, batch_starts};
 use crate::tensor::Tensor;
@@ -14,6 +14,9 @@ const TILE: usize = 64;
 
 /// The most tiles of rows, and of products, in one launch.
 const MOST: usize = 65_535;
+
+/// Rows of a batch that are summed at a time for the gradient of a narrow weight.
+const SEGMENT_ROWS: usize = 512;
 
 /// The strides of a matrix.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -70,13 +73,14 @@ impl Cuda {
     ) -> Result<()> {
         let op = "matmul";
         let [m, n, k] = product.sizes;
-        let kernel = format!("matmul_{}", float(op, out.dtype())?);
-        let size = out.dtype().size() as u64;
-        let shifted = |base: Arg<'static>, elements: usize| match base {
-            Arg::Address(address) => Arg::Address(address + elements as u64 * size),
+        let [a, b] = product.operands;
+        let kind = if a.dtype() == out.dtype() { "" } else { "wide_" };
+        let kernel = format!("matmul_{kind}{}", float(op, a.dtype())?);
+        let shifted = |base: Arg<'static>, elements: usize, dtype: DType| match base {
+            Arg::Address(address) => Arg::Address(address + (elements * dtype.size()) as u64),
             other => other,
         };
-        let [a, b] = product.operands;
+        let (of_a, of_out) = (a.dtype(), out.dtype());
         let (a, b, bias) = (address(op, a)?, address(op, b)?, optional(op, bias)?);
         let (target, residual) = (address(op, out)?, optional(op, residual)?);
         for (part, starts) in product.starts.chunks(MOST).enumerate() {
@@ -88,11 +92,11 @@ impl Cuda {
                 let rows = (m - row).min(MOST * TILE);
                 let done = first + part * MOST * m * n + row * n;
                 let args = [
-                    shifted(target, done),
-                    shifted(a, row * product.matrices[0].row as usize),
+                    shifted(target, done, of_out),
+                    shifted(a, row * product.matrices[0].row as usize, of_a),
                     b,
                     bias,
-                    shifted(residual, done),
+                    shifted(residual, done, of_out),
                     address(op, &held)?,
                     count(rows),
                     count(n),
@@ -106,6 +110,13 @@ impl Cuda {
         }
         Ok(())
     }
+}
+
+/// Whether the batches are consecutive rows of one matrix, times the same matrix.
+fn are_rows_of_one(starts: &[[u64; 2]], rows: usize, matrix: Matrix) -> bool {
+    starts
+        .windows(2)
+        .all(|pair| pair[0][1] == pair[1][1] && pair[1][0] == pair[0][0] + rows as u64 * matrix.row)
 }
 
 impl MatmulKernels for Cuda {
@@ -125,6 +136,13 @@ impl MatmulKernels for Cuda {
         }
         let starts = batch_starts(&shape[..batch], [a.view(), b.view()]);
         let matrices = [Matrix::of(a), Matrix::of(b)];
+        if starts.len() > 1 && are_rows_of_one(&starts, m, matrices[0]) {
+            // One matrix times all rows of a batch.
+            let sizes = [m * starts.len(), n, k];
+            let product = Product { sizes, operands: [a, b], matrices, starts: vec![starts[0]] };
+            self.products(&product, [bias, residual], (&out, 0))?;
+            return Ok(out);
+        }
         if m > MOST * TILE && starts.len() > 1 {
             // Too many rows for one launch: one batch after the other.
             for (number, start) in starts.into_iter().enumerate() {
@@ -136,6 +154,56 @@ impl MatmulKernels for Cuda {
         let product = Product { sizes: [m, n, k], operands: [a, b], matrices, starts };
         self.products(&product, [bias, residual], (&out, 0))?;
         Ok(out)
+    }
+
+    /// Of a narrow weight, such as those of adapters, there are too few elements to
+    /// occupy a GPU: the rows are summed in segments, and these in order.
+    fn weight_gradient(&self, gradient: &Tensor, x: &Tensor) -> Result<Tensor> {
+        let (rows, n, k) = (gradient.shape()[0], gradient.shape()[1], x.shape()[1]);
+        let segments = rows / SEGMENT_ROWS;
+        let is_narrow = n.min(k) < TILE && gradient.dtype().size() == 2 && n * k > 0;
+        if !is_narrow || segments < 2 {
+            return gradient.transpose(0, 1)?.matmul(x);
+        }
+        let of_sum = wide(x.dtype());
+        // The last segment has the rest as well.
+        let whole = segments - 1;
+        let sums = self.empty(of_sum, &Shape::new(&[segments, n, k])?)?;
+        let [of_gradient, of_x] = [gradient, x].map(|x| Matrix::of(x).row);
+        let start = |segment: usize| [of_gradient, of_x].map(|row| (segment * SEGMENT_ROWS) as u64 * row);
+        for (first, count, depth) in [(0, whole, SEGMENT_ROWS), (whole, 1, rows - whole * SEGMENT_ROWS)] {
+            let product = Product {
+                sizes: [n, k, depth],
+                operands: [gradient, x],
+                matrices: [Matrix::of(gradient).transposed(), Matrix::of(x)],
+                starts: (first..first + count).map(start).collect(),
+            };
+            self.product_by_kernel(&product, [None, None], (&sums, first * n * k))?;
+        }
+        self.add_shares(&sums, [segments, n * k, 0], x.dtype(), &Shape::new(&[n, k])?)
+    }
+
+    fn add_product(&self, sum: Option<Tensor>, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        let (m, n, k) = (a.shape()[0], b.shape()[1], a.shape()[1]);
+        let of_sum = wide(a.dtype());
+        let product = Product {
+            sizes: [m, n, k],
+            operands: [a, b],
+            matrices: [Matrix::of(a), Matrix::of(b)],
+            starts: vec![[0, 0]],
+        };
+        match sum {
+            Some(sum) => {
+                let sum = self.owned("matmul", sum)?;
+                self.products(&product, [None, Some(&sum)], (&sum, 0))?;
+                Ok(sum)
+            }
+            None => {
+                let out = self.empty(of_sum, &Shape::new(&[m, n])?)?;
+                self.products(&product, [None, None], (&out, 0))?;
+                Ok(out)
+            }
+        }
     }
 
     fn grouped_matmul(&self, x: &Tensor, weights: &Tensor, groups: &[usize]) -> Result<Tensor> {

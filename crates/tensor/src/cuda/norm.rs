@@ -3,7 +3,7 @@
 use weightloom_cuda::{Arg, Grid};
 use weightloom_layout::{DType, Shape};
 
-use super::{Cuda, THREADS, address, count, float, optional, rows, wide};
+use super::{Cuda, THREADS, address, count, float, optional, wide};
 use crate::error::Result;
 use crate::kernels::norm::NormKernels;
 use crate::tensor::Tensor;
@@ -15,14 +15,41 @@ const ROWS: usize = 16;
 /// Columns of shares that a block adds up.
 const SHARE_COLUMNS: usize = 32;
 
-/// Kernels for rows of a length: how many packs of 16 bytes each thread keeps in
-/// registers. All give the same bits.
-fn held(dtype: DType, row: usize) -> usize {
-    let packs = row * dtype.size() / 16;
-    match packs.div_ceil(THREADS as usize) {
-        0 | 1 => 1,
-        2 => 2,
-        _ => 4,
+/// Packs of 16 bytes that the threads of a team hold of a row, as in the kernels.
+const PACK: usize = 16;
+
+/// The kernels for rows of a length.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RowLength {
+    Short,
+    Medium,
+    Long,
+}
+
+impl RowLength {
+    fn of(dtype: DType, row: usize) -> Self {
+        let packs = (row * dtype.size()).div_ceil(PACK);
+        match packs.div_ceil(THREADS as usize) {
+            0 | 1 => Self::Short,
+            2 => Self::Medium,
+            _ => Self::Long,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Short => "short",
+            Self::Medium => "medium",
+            Self::Long => "long",
+        }
+    }
+
+    /// A grid with a team of threads for each part of the work: a warp for short rows
+    /// of an RMS norm, else a block.
+    fn teams(self, norm: Norm, parts: usize) -> Grid {
+        let are_warps = self == Self::Short && norm == Norm::Rms;
+        let in_a_block = if are_warps { THREADS as usize / 32 } else { 1 };
+        Grid::new([parts.div_ceil(in_a_block) as u32, 1, 1], THREADS)
     }
 }
 
@@ -40,13 +67,32 @@ impl Norm {
             Self::Layer => "layer_norm",
         }
     }
-
-    fn code(self) -> Arg<'static> {
-        Arg::I32(i32::from(self == Self::Layer))
-    }
 }
 
 impl Cuda {
+    /// Sums of columns: of some chunks, a stride apart, from an offset on.
+    pub(super) fn add_shares(
+        self,
+        shares: &Tensor,
+        [chunks, stride, offset]: [usize; 3],
+        dtype: DType,
+        shape: &Shape,
+    ) -> Result<Tensor> {
+        let (op, columns) = ("add", shape.volume());
+        let out = self.empty(dtype, shape)?;
+        let args = [
+            address(op, &out)?,
+            address(op, shares)?,
+            count(chunks),
+            count(stride),
+            count(offset),
+            count(columns),
+        ];
+        let grid = Grid::new([columns.div_ceil(SHARE_COLUMNS) as u32, 1, 1], THREADS);
+        self.launch(&format!("add_shares_{}", float(op, dtype)?), grid, columns, &args)?;
+        Ok(out)
+    }
+
     fn norm(
         self,
         norm: Norm,
@@ -56,7 +102,8 @@ impl Cuda {
         eps: f64,
     ) -> Result<Tensor> {
         let (op, row, n) = (norm.name(), weight.shape().volume(), x.shape().volume());
-        let kernel = format!("norm_{}_{}", float(op, x.dtype())?, held(x.dtype(), row));
+        let length = RowLength::of(x.dtype(), row);
+        let kernel = format!("{op}_{}_{}", float(op, x.dtype())?, length.name());
         let (out, number) = (self.empty(x.dtype(), x.shape())?, n / row.max(1));
         let args = [
             address(op, &out)?,
@@ -64,11 +111,10 @@ impl Cuda {
             address(op, weight)?,
             optional(op, bias)?,
             count(number),
-            count(row),
+            Arg::I32(row as i32),
             Arg::F64(eps),
-            norm.code(),
         ];
-        self.launch(&kernel, rows(number), n, &args)?;
+        self.launch(&kernel, length.teams(norm, number), n, &args)?;
         Ok(out)
     }
 
@@ -94,26 +140,17 @@ impl Cuda {
             address(op, weight)?,
             reused.source,
             count(number),
-            count(row),
+            Arg::I32(row as i32),
             Arg::F64(eps),
-            norm.code(),
         ];
-        let grid = Grid::new([chunks as u32, 1, 1], THREADS);
-        self.launch(&format!("norm_gradient_{name}_{}", held(dtype, row)), grid, n, &args)?;
-        let added = |offset: usize| -> Result<Tensor> {
-            let out = self.empty(dtype, weight.shape())?;
-            let args = [
-                address(op, &out)?,
-                address(op, &shares)?,
-                count(chunks),
-                count(stride),
-                count(offset),
-                count(row),
-            ];
-            let grid = Grid::new([row.div_ceil(SHARE_COLUMNS) as u32, 1, 1], THREADS);
-            self.launch(&format!("add_shares_{name}"), grid, row, &args)?;
-            Ok(out)
-        };
+        let length = RowLength::of(dtype, row);
+        self.launch(
+            &format!("{op}_gradient_{name}_{}", length.name()),
+            length.teams(norm, chunks),
+            n,
+            &args,
+        )?;
+        let added = |offset: usize| self.add_shares(&shares, [chunks, stride, offset], dtype, weight.shape());
         let of_bias = (norm == Norm::Layer).then(|| added(row)).transpose()?;
         Ok((reused.out, added(0)?, of_bias))
     }

@@ -20,6 +20,7 @@ mod transpose;
 use half::{bf16, f16};
 use weightloom_layout::Shape;
 
+use super::cross_entropy::wide_dtype;
 use super::make;
 use super::strides::Walk;
 use crate::backend::meta::{output, volume};
@@ -48,6 +49,24 @@ pub(crate) trait MatmulKernels {
         residual: Option<&Tensor>,
         shape: &Shape,
     ) -> Result<Tensor>;
+
+    /// Adds the product of two matrices to a sum of many, which is wide: halves would
+    /// lose small additions.
+    fn add_product(&self, sum: Option<Tensor>, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        let product = a.matmul(b)?.cast(wide_dtype(a.dtype()))?;
+        match sum {
+            Some(mut sum) => {
+                sum.add_assign(&product)?;
+                Ok(sum)
+            }
+            None => Ok(product),
+        }
+    }
+
+    /// The gradient of a weight, `gradientᵀ @ x`: a sum over all rows of a batch.
+    fn weight_gradient(&self, gradient: &Tensor, x: &Tensor) -> Result<Tensor> {
+        gradient.transpose(0, 1)?.matmul(x)
+    }
 
     /// Consecutive groups of rows, each times its own matrix; `weights` of any
     /// strides.

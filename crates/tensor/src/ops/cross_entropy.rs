@@ -139,13 +139,12 @@ impl Function for ProjectedCrossEntropy {
                 of_hidden.push(of_logits.matmul(weight)?);
             }
             if context.needs(1) {
-                let of_part = of_logits.transpose(0, 1)?.matmul(&part)?;
-                match &mut of_weight {
-                    Some(sum) => sum.add_assign(&of_part.cast(wide)?)?,
+                let of_logits = of_logits.transpose(0, 1)?;
+                of_weight = Some(match of_weight {
                     // A single chunk needs no wider sum.
-                    None if at_once == rows => of_weight = Some(of_part),
-                    None => of_weight = Some(of_part.cast(wide)?),
-                }
+                    None if at_once == rows => of_logits.matmul(&part)?,
+                    sum => on(device).add_product(sum, &of_logits, &part)?,
+                });
             }
         }
         let of_hidden = if context.needs(0) && rows > 0 {

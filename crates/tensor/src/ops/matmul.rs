@@ -140,7 +140,7 @@ impl Function for Linear {
         };
         if needs[1] {
             // In the layout of the weight, so that optimizers need no transpose.
-            of_inputs[1] = Some(transpose_last(&g.flattened()?)?.matmul(&x.flattened()?)?);
+            of_inputs[1] = Some(on(g.device()).weight_gradient(&g.flattened()?, &x.flattened()?)?);
         }
         // Free its memory for the next product.
         drop(x);

@@ -1,7 +1,7 @@
 //! What a function saves for its backward rule.
 
 use std::any::{Any, type_name};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use smallvec::SmallVec;
 
@@ -26,7 +26,7 @@ pub struct Context {
 enum SavedTensor {
     Tensor(Tensor),
     /// The output of a cheap function on the tape.
-    Output(Arc<Node>),
+    Output(Arc<CheapOutput>),
     /// A constant that its owner recomputes.
     Recomputed(Arc<Recompute>),
 }
@@ -37,7 +37,9 @@ pub(crate) type Recompute = dyn Fn() -> Result<Tensor> + Send + Sync;
 impl SavedTensor {
     fn new(tensor: &Tensor) -> Self {
         match tensor.origin() {
-            Origin::Output { node, index: 0 } if node.function.is_cheap() => Self::Output(Arc::clone(node)),
+            Origin::Output { node, index: 0 } if node.function.is_cheap() => {
+                Self::Output(node.cheap_output())
+            }
             Origin::Recomputed(recompute) => Self::Recomputed(Arc::clone(recompute)),
             _ => Self::Tensor(tensor.detach()),
         }
@@ -47,14 +49,51 @@ impl SavedTensor {
         match self {
             Self::Tensor(tensor) => Ok(tensor.clone()),
             Self::Recomputed(recompute) => Ok(recompute()?.detach()),
-            Self::Output(node) => {
-                let inputs = node.with_context(|context| {
-                    context.kept.iter().map(Self::tensor).collect::<Result<Vec<_>, _>>()
-                })??;
-                let mut outputs = node.function.forward(&mut Context::default(), &inputs)?;
-                Ok(outputs.swap_remove(0))
-            }
+            Self::Output(output) => output.tensor(),
         }
+    }
+}
+
+/// The output of a cheap function, shared by the functions that save it. The first of
+/// them to need it recomputes it, and the last takes it.
+pub(super) struct CheapOutput {
+    node: Arc<Node>,
+    recomputed: Mutex<Option<Tensor>>,
+}
+
+impl CheapOutput {
+    fn tensor(self: &Arc<Self>) -> Result<Tensor> {
+        let mut recomputed = self.recomputed.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_last = Arc::strong_count(self) == 1;
+        if let Some(tensor) = &*recomputed {
+            let tensor = tensor.clone();
+            if is_last {
+                // Its memory may then be used for something else.
+                *recomputed = None;
+            }
+            return Ok(tensor);
+        }
+        let inputs = self.node.with_context(|context| {
+            context.kept.iter().map(SavedTensor::tensor).collect::<Result<Vec<_>, _>>()
+        })??;
+        let mut outputs = self.node.function.forward(&mut Context::default(), &inputs)?;
+        let tensor = outputs.swap_remove(0);
+        if !is_last {
+            *recomputed = Some(tensor.clone());
+        }
+        Ok(tensor)
+    }
+}
+
+impl Node {
+    /// The output of a cheap function, the same for all that save it.
+    fn cheap_output(self: &Arc<Self>) -> Arc<CheapOutput> {
+        let mut shared = self.cheap_output.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.upgrade().unwrap_or_else(|| {
+            let output = Arc::new(CheapOutput { node: Arc::clone(self), recomputed: Mutex::new(None) });
+            *shared = Arc::downgrade(&output);
+            output
+        })
     }
 }
 

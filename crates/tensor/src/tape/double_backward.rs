@@ -85,6 +85,7 @@ pub(super) fn record_gradients(
         inputs,
         input_kinds,
         outputs: returned.len(),
+        cheap_output: Mutex::default(),
     });
     let place = |(index, gradient): (usize, Option<Tensor>)| {
         gradient.map(|gradient| gradient.with_origin(Origin::Output { node: Arc::clone(&recorded), index }))

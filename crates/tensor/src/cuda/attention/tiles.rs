@@ -65,24 +65,44 @@ impl TileShape {
     }
 
     /// The same of the gradients of queries.
-    fn query_gradient(self) -> usize {
-        self.tile(2 * self.rows + 2 * BLOCK_KEYS)
+    fn query_gradient(self, ahead: Ahead) -> usize {
+        self.tile(2 * self.rows + 2 * BLOCK_KEYS * ahead.blocks())
     }
 
     /// The same of the gradients of keys and values.
-    fn key_gradient(self) -> usize {
-        self.tile(2 * self.rows + 2 * self.queries) + 4 * self.queries * 4
+    fn key_gradient(self, ahead: Ahead) -> usize {
+        self.tile(2 * self.rows + 2 * self.queries * ahead.blocks()) + 4 * self.queries * 4
+    }
+
+    /// Whether blocks can be loaded ahead with two tiles in a multiprocessor.
+    fn ahead(self, shared: usize) -> Ahead {
+        let most = self.query_gradient(Ahead::One).max(self.key_gradient(Ahead::One));
+        if 2 * most <= shared { Ahead::One } else { Ahead::None }
     }
 
     /// The same of whatever asks for most.
     fn most(self) -> usize {
         let forward = self.forward(self.rows, self.threads, SEGMENT + 1);
-        forward.max(self.query_gradient()).max(self.key_gradient())
+        forward.max(self.query_gradient(Ahead::None)).max(self.key_gradient(Ahead::None))
     }
 
     fn grid(self, tiles: &Tiles, heads: usize, shared: usize) -> Grid {
         let blocks = [tiles.count as u32, heads as u32, tiles.batch as u32];
         Grid::new(blocks, self.threads as u32).with_shared(shared as u32)
+    }
+}
+
+/// Whether the next block is loaded while one is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ahead {
+    None,
+    One,
+}
+
+impl Ahead {
+    /// Blocks in shared memory.
+    fn blocks(self) -> usize {
+        1 + usize::from(self == Self::One)
     }
 }
 
@@ -206,7 +226,9 @@ impl Cuda {
         let [q, k, v] = qkv.map(|x| self.aligned(x));
         let (q, k, v) = (q?, k?, v?);
         let (out, gradient) = (self.aligned(out)?, self.aligned(gradient)?);
+        let ahead = shape.ahead(self.gpu()?.info().shared as usize);
         let sizes = Sizes::new(geometry, [&q, &k, &v], &out, &gradient)?;
+        let sizes = Sizes { ahead: i32::from(ahead == Ahead::One), ..sizes };
         let tiles = self.tiles(geometry, limit, (geometry.queries, shape.rows))?;
         let args = [
             address(OP, of_q)?,
@@ -221,7 +243,7 @@ impl Cuda {
             tiles.list()?,
             super::bytes(&sizes),
         ];
-        let grid = shape.grid(&tiles, geometry.heads, shape.query_gradient());
+        let grid = shape.grid(&tiles, geometry.heads, shape.query_gradient(ahead));
         let kernel = format!("query_gradient_tiles_{name}_{}", shape.width);
         self.launch(&kernel, grid, of_q.shape().volume(), &args)?;
         let tiles = match tiles.list {
@@ -242,7 +264,7 @@ impl Cuda {
             tiles.list()?,
             super::bytes(&sizes),
         ];
-        let grid = shape.grid(&tiles, geometry.kv_heads, shape.key_gradient());
+        let grid = shape.grid(&tiles, geometry.kv_heads, shape.key_gradient(ahead));
         // The sums of both would not fit in registers for the widest heads.
         let prefixes: &[&str] = match shape.width {
             256 => &["key_only_gradient_tiles", "value_only_gradient_tiles"],

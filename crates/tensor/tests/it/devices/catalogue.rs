@@ -153,6 +153,9 @@ pub const OPERATIONS: &[Operation] = &[
             CrossEntropy { ignore_index: Some(-100), label_smoothing: 0.1, ..CrossEntropy::default() };
         x[0].cross_entropy(&targets, options)
     }),
+    // The gradient of a narrow weight is summed in segments of rows.
+    op("linear with many rows", &[&[1300, 24], &[9, 24]], |x| x[0].linear(&x[1], None, None)),
+    op("matmul of a batch and one matrix", &[&[3, 70, 16], &[16, 24]], |x| x[0].matmul(&x[1])),
     op("projected_cross_entropy", &[&[6, 12], &[50, 12]], |x| {
         let targets = integers(&x[0], &[3, 49, 1, 0, 7, 7], &[6])?;
         x[0].projected_cross_entropy(

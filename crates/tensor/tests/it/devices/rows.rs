@@ -2,7 +2,7 @@
 
 use weightloom_cuda::{Gpu, Products};
 use weightloom_layout::DType;
-use weightloom_tensor::{Attention, CrossEntropy, Device, Tensor, backward};
+use weightloom_tensor::{Attention, CrossEntropy, Device, GpuFacts, Tensor, backward, gpus};
 
 use super::{FLOATS, values};
 use crate::device::device;
@@ -155,6 +155,52 @@ fn of_cross_entropy() {
             }
         }
     }
+}
+
+/// More logits than exist at a time: rows have the gradients that they have in smaller
+/// batches, and those of the head add up.
+#[test]
+fn of_cross_entropy_in_chunks() {
+    const ROWS: usize = 4300;
+    const CLASSES: usize = 1 << 17;
+    // An emulated GPU would take hours.
+    let is_real = |gpu: &GpuFacts| gpu.name != "emulated";
+    if device() == Device::Cpu || !gpus().unwrap().iter().all(is_real) {
+        return;
+    }
+    let hidden = values(&[ROWS, 16], DType::Bf16, 3).to(device()).unwrap();
+    let head = values(&[CLASSES, 16], DType::Bf16, 5).to(device()).unwrap();
+    let targets: Vec<i64> = (0..ROWS).map(|row| (row * 7919 % CLASSES) as i64).collect();
+    let options = CrossEntropy { divisor: Some(ROWS as f64), ..CrossEntropy::default() };
+    let part = |first: usize, count: usize| -> (f64, Vec<f64>, Tensor) {
+        let hidden = hidden.narrow(0, first, count).unwrap().detach().requires_grad();
+        let head = head.detach().requires_grad();
+        let targets = Tensor::from_slice(&targets[first..first + count], &[count]).unwrap();
+        let targets = targets.to(device()).unwrap();
+        let loss = hidden.projected_cross_entropy(&head, &targets, options).unwrap();
+        let gradients = backward([(loss.clone(), None)]).unwrap();
+        let numbers = |x: &Tensor| x.cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
+        let of_head = gradients.of(&head).unwrap().cast(DType::F32).unwrap();
+        (numbers(&loss)[0], numbers(gradients.of(&hidden).unwrap()), of_head)
+    };
+    let (loss, of_hidden, of_head) = part(0, ROWS);
+    let (mut losses, mut of_rows, mut sum) = (0.0, Vec::new(), None);
+    for first in [0, 1500, 3000] {
+        let (loss, of_hidden, of_head) = part(first, 1500.min(ROWS - first));
+        losses += loss;
+        of_rows.extend(of_hidden);
+        sum = Some(match sum {
+            None => of_head,
+            Some(sum) => of_head.add(&sum).unwrap(),
+        });
+    }
+    assert!((loss - losses).abs() < 1e-5 * loss, "{loss} {losses}");
+    assert!(of_hidden == of_rows);
+    let (a, b) = (of_head.to_vec::<f32>().unwrap(), sum.unwrap().to_vec::<f32>().unwrap());
+    let scale = a.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+    // Parts are rounded to bf16 each.
+    let apart = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(scale > 0.0 && apart <= scale / 64.0, "{apart} of {scale}");
 }
 
 /// Of the first queries, with as many keys; and of single queries, as a model that
