@@ -43,19 +43,45 @@ __device__ inline Keys keys_of(const Geometry& g, int start, int end, int query)
 
 // Starts copies of rows of a head to a tile in shared memory, whose rows are `WIDTH + 8` apart: so eight rows lie in
 // different banks. What is not there is zero.
-template <int WIDTH, int THREADS_, class T>
-__device__ inline void start_rows(T* tile, const T* rows, uint64_t stride, int there, int tile_rows, int width) {
+template <int WIDTH, int THREADS_, int ROWS, class T>
+__device__ inline void start_rows(T* tile, const T* rows, uint64_t stride, int there, int width) {
     constexpr int CHUNKS = WIDTH / 8;
-    for (int i = threadIdx.x; i < tile_rows * CHUNKS; i += THREADS_) {
-        int row = i / CHUNKS, column = i % CHUNKS * 8;
-        bool inside = row < there && column < width;
-        start_copy(tile + row * (WIDTH + 8) + column, inside ? rows + row * stride + column : rows, inside);
+    if constexpr (THREADS_ % CHUNKS == 0) {
+        // Each thread has one column, in every `STEP`th row.
+        constexpr int STEP = THREADS_ / CHUNKS;
+        int row = threadIdx.x / CHUNKS, column = threadIdx.x % CHUNKS * 8;
+        const T* from = rows + row * stride + column;
+        uint32_t to = shared_address(tile + row * (WIDTH + 8) + column);
+        uint64_t step = STEP * stride;
+        int left = column < width ? there - row : 0;
+#pragma unroll
+        for (int k = 0; k < (ROWS + STEP - 1) / STEP; k++) {
+            if (ROWS % STEP == 0 || row + k * STEP < ROWS)
+                start_copy_at(to + k * STEP * (WIDTH + 8) * (uint32_t)sizeof(T), left > k * STEP ? from : rows,
+                              left > k * STEP);
+            from += step;
+        }
+    } else {
+        for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS_) {
+            int row = i / CHUNKS, column = i % CHUNKS * 8;
+            bool inside = row < there && column < width;
+            start_copy(tile + row * (WIDTH + 8) + column, inside ? rows + row * stride + column : rows, inside);
+        }
     }
 }
 
 // The score's final value, where it is not the product times a positive number.
 __device__ inline float final_score(const Geometry& g, float product) {
     return capped_score<float>(g, product * (float)g.scale);
+}
+
+// The final value of a score, and its effect on the slope of its weight: the product of slope and weight is taken
+// later, after the dot product has been subtracted.
+__device__ inline void cap_slope(const Geometry& g, float& score, float& slope, float dot_product) {
+    score = final_score(g, score);
+    if (!g.capped) return;
+    float share = score / (float)g.soft_cap;
+    slope = (slope - dot_product) * (1.0f - share * share) + dot_product;
 }
 
 // Base-2 exponents of scores: the product times `factor`. Scores of soft caps are computed in place first.
@@ -217,7 +243,7 @@ __device__ inline void attend_tile(T* out, float* logs, const T* q, const T* k, 
     int there = (int)tile.end - first < ROWS ? (int)tile.end - first : ROWS;
     const T* of_keys = k + batch * g.k[0] + kv_head * g.k[1];
     const T* of_values = v + batch * g.v[0] + kv_head * g.v[1];
-    start_rows<WIDTH, ALL>(queries, q + batch * g.q[0] + head * g.q[1] + first * g.q[2], g.q[2], there, ROWS, (int)g.width);
+    start_rows<WIDTH, ALL, ROWS>(queries, q + batch * g.q[0] + head * g.q[1] + first * g.q[2], g.q[2], there, (int)g.width);
     end_copies();
 
     Keys of_row[M][2];
@@ -239,7 +265,7 @@ __device__ inline void attend_tile(T* out, float* logs, const T* q, const T* k, 
     bool has_kept = false;
     auto load = [&](T* to, const T* of, uint64_t stride, int number) {
         int at = start + number * BLOCK_KEYS;
-        start_rows<WIDTH, ALL>(to, of + at * stride, stride, end - at, BLOCK_KEYS, (int)g.width);
+        start_rows<WIDTH, ALL, BLOCK_KEYS>(to, of + at * stride, stride, end - at, (int)g.width);
         end_copies();
     };
     if (block < blocks) load(keys, of_keys, g.k[2], block);
@@ -383,8 +409,8 @@ __device__ inline void query_gradient_tile(T* of_q, float* dots, const T* q, con
     const T* of_keys = k + batch * g.k[0] + kv_head * g.k[1];
     const T* of_values = v + batch * g.v[0] + kv_head * g.v[1];
     const T* of_gradients = gradient + batch * g.gradient[0] + head * g.gradient[1] + first * g.gradient[2];
-    start_rows<WIDTH, ALL>(queries, q + batch * g.q[0] + head * g.q[1] + first * g.q[2], g.q[2], there, ROWS, (int)g.width);
-    start_rows<WIDTH, ALL>(gradients, of_gradients, g.gradient[2], there, ROWS, (int)g.width);
+    start_rows<WIDTH, ALL, ROWS>(queries, q + batch * g.q[0] + head * g.q[1] + first * g.q[2], g.q[2], there, (int)g.width);
+    start_rows<WIDTH, ALL, ROWS>(gradients, of_gradients, g.gradient[2], there, (int)g.width);
     end_copies();
     Keys low = keys_of(g, start, end, first), high = keys_of(g, start, end, first + there - 1);
     int from = (low.last > low.first ? low.first : start) - start, until = high.last - start;
@@ -394,9 +420,8 @@ __device__ inline void query_gradient_tile(T* of_q, float* dots, const T* q, con
     auto load = [&](int number) {
         int at = start + number * BLOCK_KEYS;
         T* to = place(number);
-        start_rows<WIDTH, ALL>(to, of_keys + at * g.k[2], g.k[2], end - at, BLOCK_KEYS, (int)g.width);
-        start_rows<WIDTH, ALL>(to + BLOCK_KEYS * STRIDE, of_values + at * g.v[2], g.v[2], end - at, BLOCK_KEYS,
-                               (int)g.width);
+        start_rows<WIDTH, ALL, BLOCK_KEYS>(to, of_keys + at * g.k[2], g.k[2], end - at, (int)g.width);
+        start_rows<WIDTH, ALL, BLOCK_KEYS>(to + BLOCK_KEYS * STRIDE, of_values + at * g.v[2], g.v[2], end - at, (int)g.width);
         end_copies();
     };
     wait_for_copies<0>();
@@ -458,26 +483,35 @@ __device__ inline void query_gradient_tile(T* of_q, float* dots, const T* q, con
                     multiply_rows<M, PART / 16, WIDTH>(slopes, a, values, part, step * 16, kind);
                 }
             }
+            if (scaling.in_place)
+                for (int m = 0; m < M; m++)
+                    for (int n = 0; n < PART / 8; n++)
+                        for (int i = 0; i < 4; i++)
+                            cap_slope(g, scores[m][n][i], slopes[m][n][i], dot_products[m][i / 2]);
 #pragma unroll
             for (int m = 0; m < M; m++)
 #pragma unroll
                 for (int n = 0; n < PART / 8; n++)
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        float score = scores[m][n][i], steep = 1.0f;
-                        if (scaling.in_place) {
-                            score = final_score(g, score);
-                            if (g.capped) steep -= (score / (float)g.soft_cap) * (score / (float)g.soft_cap);
-                        }
-                        float weight = power_of_two(fmaf(score, scaling.factor, -log_sums[m][i / 2]));
-                        float slope = weight * (slopes[m][n][i] - dot_products[m][i / 2]) * steep;
-                        if (partly) {
-                            // Few blocks: what a row sees is not worth registers. Rows beyond the tile have no weights.
-                            int key = at + part + n * 8 + member * 2 + i % 2;
-                            Keys seen = keys_of(g, start, end, first + own + m * 16 + i / 2 * 8 + group);
-                            if (key < seen.first || key >= seen.last || (mask && !mask[batch * g.keys + key])) slope = 0;
-                        }
-                        slopes[m][n][i] = slope;
+                        float weight = power_of_two(fmaf(scores[m][n][i], scaling.factor, -log_sums[m][i / 2]));
+                        slopes[m][n][i] = weight * (slopes[m][n][i] - dot_products[m][i / 2]);
+                    }
+            if (partly)
+#pragma unroll
+                for (int m = 0; m < M; m++)
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        // Few blocks: what a row sees is not worth registers. Rows beyond the tile have no weights.
+                        Keys seen = keys_of(g, start, end, first + own + m * 16 + half * 8 + group);
+#pragma unroll
+                        for (int n = 0; n < PART / 8; n++)
+#pragma unroll
+                            for (int which = 0; which < 2; which++) {
+                                int key = at + part + n * 8 + member * 2 + which;
+                                if (key < seen.first || key >= seen.last || (mask && !mask[batch * g.keys + key]))
+                                    slopes[m][n][half * 2 + which] = 0;
+                            }
                     }
 #pragma unroll
             for (int step = 0; step < PART / 16; step++) {
@@ -525,8 +559,8 @@ __device__ inline void key_gradient_tile(T* of_k, T* of_v, const T* q, const T* 
     int there = end - first < ROWS ? end - first : ROWS;
     // Queries of the document; positions are ahead of them by the keys of a cache.
     int ahead = (int)g.keys - (int)g.queries, query_end = tiles ? end : (int)g.queries;
-    start_rows<WIDTH, ALL>(keys, k + batch * g.k[0] + kv_head * g.k[1] + first * g.k[2], g.k[2], there, ROWS, (int)g.width);
-    start_rows<WIDTH, ALL>(values, v + batch * g.v[0] + kv_head * g.v[1] + first * g.v[2], g.v[2], there, ROWS, (int)g.width);
+    start_rows<WIDTH, ALL, ROWS>(keys, k + batch * g.k[0] + kv_head * g.k[1] + first * g.k[2], g.k[2], there, (int)g.width);
+    start_rows<WIDTH, ALL, ROWS>(values, v + batch * g.v[0] + kv_head * g.v[1] + first * g.v[2], g.v[2], there, (int)g.width);
     end_copies();
     int from = start, until = query_end;
     if (g.causal && first - ahead > from) from = first - ahead;
@@ -542,28 +576,30 @@ __device__ inline void key_gradient_tile(T* of_k, T* of_v, const T* q, const T* 
 
     const float log2e = 1.44269504088896341f;
     Scaling scaling = scaling_of(g);
-    bool visible_key[M][2];
-    for (int m = 0; m < M; m++)
-        for (int half = 0; half < 2; half++) {
-            int row = own + m * 16 + half * 8 + group;
-            visible_key[m][half] = row < there && (!mask || mask[batch * g.keys + first + row]);
-        }
     bool all_keys = there == ROWS && !mask;
     auto place = [&](int turn) { return blocks_of_queries + (g.ahead ? turn % 2 * 2 * QUERIES * STRIDE : 0); };
+    // The head and the first query of the turn that is loaded next, and of this turn.
+    uint64_t next_head = kv_head * heads;
+    int next_at = start + block * QUERIES, at = 0;
     auto load = [&](int turn) {
         T *queries = place(turn), *gradients = queries + QUERIES * STRIDE;
-        uint64_t head = kv_head * heads + turn / (blocks - block);
-        int at = start + (block + turn % (blocks - block)) * QUERIES, left = query_end - at;
-        start_rows<WIDTH, ALL>(queries, q + batch * g.q[0] + head * g.q[1] + at * g.q[2], g.q[2], left, QUERIES, (int)g.width);
-        start_rows<WIDTH, ALL>(gradients, gradient + batch * g.gradient[0] + head * g.gradient[1] + at * g.gradient[2],
-                               g.gradient[2], left, QUERIES, (int)g.width);
-        end_copies();
-        for (int i = threadIdx.x; i < QUERIES; i += ALL) {
-            uint64_t number = (batch * g.heads + head) * g.queries + at + i;
-            float* of_query = of_queries + turn % 2 * 2 * QUERIES;
-            of_query[i] = i < left ? logs[number] * log2e : infinity<float>();
-            of_query[QUERIES + i] = i < left ? dots[number] : 0.0f;
+        uint64_t head = next_head;
+        int at = next_at, left = query_end - at;
+        next_at += QUERIES;
+        if (next_at >= until) {
+            next_at = start + block * QUERIES;
+            next_head++;
         }
+        start_rows<WIDTH, ALL, QUERIES>(queries, q + batch * g.q[0] + head * g.q[1] + at * g.q[2], g.q[2], left, (int)g.width);
+        start_rows<WIDTH, ALL, QUERIES>(gradients, gradient + batch * g.gradient[0] + head * g.gradient[1] + at * g.gradient[2], g.gradient[2], left, (int)g.width);
+        float* of_query = of_queries + turn % 2 * 2 * QUERIES;
+        uint64_t number = (batch * g.heads + head) * g.queries + at;
+        for (int i = threadIdx.x; i < 2 * QUERIES; i += ALL) {
+            int query = i % QUERIES;
+            const float* from = (i < QUERIES ? logs : dots) + number + query;
+            start_copy_of_word(of_query + i, query < left ? from : logs, query < left);
+        }
+        end_copies();
     };
     float of_keys[M][WANTED == OF_VALUES ? 1 : WIDTH / 8][4] = {};
     float of_values[M][WANTED == OF_KEYS ? 1 : WIDTH / 8][4] = {};
@@ -573,7 +609,7 @@ __device__ inline void key_gradient_tile(T* of_k, T* of_v, const T* q, const T* 
         __syncthreads();
         if (g.ahead && turn + 1 < total) load(turn + 1);
         const T *queries = place(turn), *gradients = queries + QUERIES * STRIDE;
-        int at = start + (block + turn % (blocks - block)) * QUERIES;
+        at = at + QUERIES < until && turn > 0 ? at + QUERIES : start + block * QUERIES;
         const float* of_query = of_queries + turn % 2 * 2 * QUERIES;
         // All queries of the block see all keys of the tile.
         Keys low = keys_of(g, start, end, at), high = keys_of(g, start, end, at + QUERIES - 1);
@@ -593,31 +629,45 @@ __device__ inline void key_gradient_tile(T* of_k, T* of_v, const T* q, const T* 
                     multiply_rows<M, PART / 16, WIDTH>(slopes, a, gradients, part, step * 16, kind);
                 }
             }
+            if (scaling.in_place)
+                for (int m = 0; m < M; m++)
+                    for (int n = 0; n < PART / 8; n++)
+                        for (int i = 0; i < 4; i++)
+                            cap_slope(g, scores[m][n][i], slopes[m][n][i],
+                                      of_query[QUERIES + part + n * 8 + member * 2 + i % 2]);
 #pragma unroll
-            for (int n = 0; n < PART / 8; n++)
+            for (int n = 0; n < PART / 8; n++) {
+                const float* here = of_query + part + n * 8 + member * 2;
+                float2 log_sums = *(const float2*)here, dot_products = *(const float2*)(here + QUERIES);
 #pragma unroll
-                for (int which = 0; which < 2; which++) {
-                    int column = part + n * 8 + member * 2 + which;
-                    float log_sum = of_query[column], dot_product = of_query[QUERIES + column];
-                    Keys seen = {0, 0};
-                    if (!whole && at + column < query_end) seen = keys_of(g, start, end, at + column);
+                for (int m = 0; m < M; m++)
 #pragma unroll
-                    for (int m = 0; m < M; m++)
+                    for (int i = 0; i < 4; i++) {
+                        float log_sum = (i % 2 ? log_sums.y : log_sums.x) * log2e;
+                        float dot_product = i % 2 ? dot_products.y : dot_products.x;
+                        float weight = power_of_two(fmaf(scores[m][n][i], scaling.factor, -log_sum));
+                        scores[m][n][i] = weight;
+                        slopes[m][n][i] = weight * (slopes[m][n][i] - dot_product);
+                    }
+            }
+            if (!whole)
 #pragma unroll
-                        for (int half = 0; half < 2; half++) {
-                            int i = half * 2 + which, key = first + own + m * 16 + half * 8 + group;
-                            float score = scores[m][n][i], steep = 1.0f;
-                            if (scaling.in_place) {
-                                score = final_score(g, score);
-                                if (g.capped) steep -= (score / (float)g.soft_cap) * (score / (float)g.soft_cap);
+                for (int n = 0; n < PART / 8; n++)
+#pragma unroll
+                    for (int which = 0; which < 2; which++) {
+                        int query = at + part + n * 8 + member * 2 + which;
+                        Keys seen = {0, 0};
+                        if (query < query_end) seen = keys_of(g, start, end, query);
+#pragma unroll
+                        for (int m = 0; m < M; m++)
+#pragma unroll
+                            for (int half = 0; half < 2; half++) {
+                                int i = half * 2 + which, row = own + m * 16 + half * 8 + group, key = first + row;
+                                bool visible = row < there && key >= seen.first && key < seen.last;
+                                if (visible && mask) visible = mask[batch * g.keys + key];
+                                if (!visible) scores[m][n][i] = slopes[m][n][i] = 0;
                             }
-                            float weight = power_of_two(fmaf(score, scaling.factor, -log_sum));
-                            float slope = weight * (slopes[m][n][i] - dot_product) * steep;
-                            bool visible = whole || (visible_key[m][half] && key >= seen.first && key < seen.last);
-                            scores[m][n][i] = visible ? weight : 0.0f;
-                            slopes[m][n][i] = visible ? slope : 0.0f;
-                        }
-                }
+                    }
 #pragma unroll
             for (int step = 0; step < PART / 16; step++) {
                 uint32_t weights[M][4];

@@ -46,10 +46,19 @@ __device__ inline void load_transposed(uint32_t (&out)[4], const void* row) {
                  : "r"(shared_address(row)));
 }
 
-// Starts a copy of 16 bytes to shared memory; zeros if it is not `inside`.
+// Starts a copy of 16 bytes to an address of shared memory; zeros if it is not `inside`.
+__device__ inline void start_copy_at(uint32_t to, const void* from, bool inside) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0));
+}
+
 __device__ inline void start_copy(void* to, const void* from, bool inside) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-                 "r"(inside ? 16 : 0));
+    start_copy_at(shared_address(to), from, inside);
+}
+
+// The same of 4 bytes.
+__device__ inline void start_copy_of_word(void* to, const void* from, bool inside) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(inside ? 4 : 0));
 }
 
 // Ends a group of copies that are waited for together.

@@ -7,8 +7,8 @@
 #define NORM_ROWS 16
 
 // What is done with rows of a kind: `CENTRED` for layer norm, whose mean is subtracted. A team works on a row, of which
-// each thread has `HELD` packs in registers.
-template <class T, bool CENTRED, int TEAM, int HELD> struct Norm {
+// each thread has `HELD` packs in registers. `ALIGNED` where packs can be loaded at once.
+template <class T, bool CENTRED, int TEAM, int HELD, bool ALIGNED> struct Norm {
     typedef Wide<T> W;
     typedef Team<TEAM> Members;
     static constexpr int COUNT = Pack<T>::COUNT;
@@ -20,13 +20,11 @@ template <class T, bool CENTRED, int TEAM, int HELD> struct Norm {
     // A row in registers.
     struct Row {
         const T* at;
-        bool aligned;
         Pack<T> held[HELD];
 
         __device__ inline void load(const T* x, uint32_t length) {
             at = x;
-            aligned = is_aligned(x);
-            owned(length, [&](int k, uint32_t i) { held[k] = load_pack(x + i, aligned); }, [](uint32_t) {});
+            owned(length, [&](int k, uint32_t i) { held[k] = load_pack(x + i, ALIGNED); }, [](uint32_t) {});
         }
 
         // Adds f(x) over this thread's part of the row.
@@ -62,19 +60,18 @@ template <class T, bool CENTRED, int TEAM, int HELD> struct Norm {
         row.load(x, length);
         W mean = row.mean(length);
         W scale = scale_of(Members::template combined<Add, W>(row.squares(length, mean)), length, eps);
-        bool aligned = is_aligned(out), weights_aligned = is_aligned(weight), biases_aligned = is_aligned(bias);
         auto value = [&](T x, T w) { return (widen(x) - mean) * scale * widen(w); };
         owned(
             length,
             [&](int k, uint32_t i) {
-                Pack<T> result, w = load_pack(weight + i, weights_aligned), b;
-                if (CENTRED) b = load_pack(bias + i, biases_aligned);
+                Pack<T> result, w = load_pack(weight + i, ALIGNED), b;
+                if (CENTRED) b = load_pack(bias + i, ALIGNED);
 #pragma unroll
                 for (int j = 0; j < COUNT; j++) {
                     W y = value(row.held[k].values[j], w.values[j]);
                     result.values[j] = narrow<T>(CENTRED ? y + widen(b.values[j]) : y);
                 }
-                store_pack(out + i, result, aligned);
+                store_pack(out + i, result, ALIGNED);
             },
             [&](uint32_t i) {
                 W y = value(x[i], weight[i]);
@@ -92,7 +89,6 @@ template <class T, bool CENTRED, int TEAM, int HELD> struct Norm {
             of_weight[i] = 0;
             if (CENTRED) of_bias[i] = 0;
         });
-        bool weights_aligned = is_aligned(weight);
         for (uint64_t number = 0; number < rows; number++) {
             const T *values = x + number * length, *slopes = g + number * length;
             Row row, of;
@@ -106,7 +102,7 @@ template <class T, bool CENTRED, int TEAM, int HELD> struct Norm {
             owned(
                 length,
                 [&](int k, uint32_t i) {
-                    Pack<T> w = load_pack(weight + i, weights_aligned);
+                    Pack<T> w = load_pack(weight + i, ALIGNED);
 #pragma unroll
                     for (int j = 0; j < COUNT; j++)
                         add(widen(row.held[k].values[j]), widen(of.held[k].values[j]) * widen(w.values[j]));
@@ -116,11 +112,10 @@ template <class T, bool CENTRED, int TEAM, int HELD> struct Norm {
             dot = Members::template combined<Add, W>(dot) * scale / W(length);
             sum = CENTRED ? Members::template combined<Add, W>(sum) / W(length) : W(0);
             T* result = of_x + number * length;
-            bool aligned = is_aligned(result);
             owned(
                 length,
                 [&](int k, uint32_t i) {
-                    Pack<T> w = load_pack(weight + i, weights_aligned), y;
+                    Pack<T> w = load_pack(weight + i, ALIGNED), y;
 #pragma unroll
                     for (int j = 0; j < COUNT; j++) {
                         W d = widen(of.held[k].values[j]), normed = (widen(row.held[k].values[j]) - mean) * scale;
@@ -128,7 +123,7 @@ template <class T, bool CENTRED, int TEAM, int HELD> struct Norm {
                         if (CENTRED) biases[CENTRED ? k : 0][j] += d;
                         y.values[j] = narrow<T>((d * widen(w.values[j]) - sum - normed * dot) * scale);
                     }
-                    store_pack(result + i, y, aligned);
+                    store_pack(result + i, y, ALIGNED);
                 },
                 [&](uint32_t i) {
                     W d = widen(slopes[i]), normed = (widen(values[i]) - mean) * scale;
@@ -153,15 +148,22 @@ template <class T, bool CENTRED, int TEAM, int HELD> struct Norm {
 // The team of this thread in the grid.
 template <int TEAM> __device__ inline uint64_t team_number() { return (blockIdx.x * (uint64_t)THREADS + threadIdx.x) / TEAM; }
 
+// Whether all rows can be loaded a pack at a time.
+template <class T> __device__ inline bool rows_are_aligned(uint32_t length, const void* a, const void* b, const void* c) {
+    return length % Pack<T>::COUNT == 0 && is_aligned(a) && is_aligned(b) && is_aligned(c);
+}
+
 // A team for each row; for gradients, for each chunk of rows.
 #define NORM_OF(kind, CENTRED, name, T, size, TEAM, HELD)                                                      \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                      \
     kind##_##name##_##size(T* out, const T* x, const T* weight, const T* bias, uint64_t rows, uint32_t length, \
                            double eps) {                                                                       \
-        uint64_t row = team_number<TEAM>();                                                                    \
-        if (row < rows)                                                                                        \
-            Norm<T, CENTRED, TEAM, HELD>::forward(out + row * length, x + row * length, weight, bias, length,  \
-                                                  eps);                                                        \
+        uint64_t row = team_number<TEAM>(), start = row * length;                                              \
+        if (row >= rows) return;                                                                               \
+        if (rows_are_aligned<T>(length, out, x, weight) && is_aligned(bias))                                   \
+            Norm<T, CENTRED, TEAM, HELD, true>::forward(out + start, x + start, weight, bias, length, eps);    \
+        else                                                                                                   \
+            Norm<T, CENTRED, TEAM, HELD, false>::forward(out + start, x + start, weight, bias, length, eps);   \
     }                                                                                                          \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                      \
     kind##_gradient_##name##_##size(T* of_x, Wide<T>* shares, const T* x, const T* weight, const T* g,         \
@@ -169,8 +171,13 @@ template <int TEAM> __device__ inline uint64_t team_number() { return (blockIdx.
         uint64_t chunk = team_number<TEAM>(), first = chunk * NORM_ROWS;                                       \
         if (first >= rows) return;                                                                             \
         uint64_t count = rows - first < NORM_ROWS ? rows - first : NORM_ROWS, start = first * length;          \
-        Norm<T, CENTRED, TEAM, HELD>::backward(of_x + start, shares + chunk * length * (CENTRED ? 2 : 1),      \
-                                               x + start, weight, g + start, count, length, eps);              \
+        shares += chunk * length * (CENTRED ? 2 : 1);                                                          \
+        if (rows_are_aligned<T>(length, of_x, x, weight) && is_aligned(g))                                     \
+            Norm<T, CENTRED, TEAM, HELD, true>::backward(of_x + start, shares, x + start, weight, g + start,   \
+                                                         count, length, eps);                                  \
+        else                                                                                                   \
+            Norm<T, CENTRED, TEAM, HELD, false>::backward(of_x + start, shares, x + start, weight, g + start,  \
+                                                          count, length, eps);                                 \
     }
 
 // Columns that a block adds up, and threads for each.

@@ -78,15 +78,20 @@ __device__ inline void for_owned(uint32_t length, Held held, Rest rest) {
     if (packs * COUNT + Members::member() < length) rest(packs * COUNT + Members::member());
 }
 
-// The sum of f(x) for the elements of a row, a pack at a time.
+// The sum of f(x) for the elements of a row of less than 2^32, a pack at a time.
 template <class W, class T, class F> __device__ inline W sum_of_packs(const T* x, uint64_t length, F f) {
     constexpr int COUNT = Pack<T>::COUNT;
-    bool aligned = is_aligned(x);
     W part = 0;
-    for (uint64_t pack = threadIdx.x; pack < length / COUNT; pack += THREADS) {
-        Pack<T> values = load_pack(x + pack * COUNT, aligned);
+    auto add = [&](const Pack<T>& values) {
 #pragma unroll
         for (int j = 0; j < COUNT; j++) part += f(widen(values.values[j]));
+    };
+    uint32_t packs = (uint32_t)(length / COUNT);
+    if (is_aligned(x)) {
+#pragma unroll 4
+        for (uint32_t pack = threadIdx.x; pack < packs; pack += THREADS) add(load_pack(x + pack * COUNT, true));
+    } else {
+        for (uint32_t pack = threadIdx.x; pack < packs; pack += THREADS) add(load_pack(x + pack * COUNT, false));
     }
     uint64_t last = length / COUNT * COUNT + threadIdx.x;
     if (last < length) part += f(widen(x[last]));

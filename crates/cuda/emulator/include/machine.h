@@ -57,6 +57,12 @@ inline void start_copy(void* to, const void* from, bool inside) {
     if (inside) memcpy(to, from, 16);
     else memset(to, 0, 16);
 }
+inline void start_copy_of_word(void* to, const void* from, bool inside) {
+    if (inside) memcpy(to, from, 4);
+    else memset(to, 0, 4);
+}
+inline uint32_t shared_address(const void* at) { return (uint32_t)((const unsigned char*)at - emulated_shared()); }
+inline void start_copy_at(uint32_t to, const void* from, bool inside) { start_copy(emulated_shared() + to, from, inside); }
 inline void end_copies() {}
 template <int LEFT> inline void wait_for_copies() {}
 
