@@ -18,12 +18,21 @@ struct Tile {
     uint32_t batch, start, end, first;
 };
 
-// The tile of this block of threads. Without a list, all rows of the batch are documents of `length` positions, of
-// which the tiles have `rows`; the last ones, which see the most keys, come first if they are wanted so.
-__device__ inline Tile tile_here(const Tile* tiles, uint64_t length, int rows, bool reversed) {
-    uint32_t number = reversed ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    if (tiles) return tiles[number];
-    return {blockIdx.z, 0, (uint32_t)length, number * (uint32_t)rows};
+// The tile and the head of this block of threads. Blocks are numbered by tile, sequence, and head: the heads of the last
+// tiles, which see the most keys, come first if they are `reversed`, so that short work is left for the end. Without a
+// list, all rows of the batch are documents of `length` positions, of which the tiles have `rows`.
+struct Place {
+    Tile tile;
+    uint64_t head;
+};
+
+__device__ inline Place place_here(const Tile* tiles, const Geometry& g, uint64_t heads, uint64_t length, int rows,
+                                   bool reversed) {
+    uint64_t number = reversed ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    uint64_t head = number % heads, sequence = number / heads;
+    if (tiles) return {tiles[sequence], head};
+    uint64_t tile = sequence / g.batch;
+    return {{(uint32_t)(sequence % g.batch), 0, (uint32_t)length, (uint32_t)(tile * rows)}, head};
 }
 
 // What a query of a document sees: keys `first .. last`.
@@ -104,6 +113,18 @@ __device__ inline void load_rows(uint32_t (&out)[M][4], const T* tile, int first
         load_matrices(out[m], tile + (first + m * 16 + lane % 16) * (WIDTH + 8) + column + lane / 16 * 8);
 }
 
+// Adds products with 16 columns, which are sums `2 * n` and `2 * n + 1`.
+template <int M, int N, class T>
+__device__ inline void multiply_sixteen(float (&sums)[M][N][4], const uint32_t (&a)[M][4], const uint32_t (&b)[4], int n,
+                                        T kind) {
+    uint32_t low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+        multiply_add(sums[m][2 * n], a[m], low, kind);
+        multiply_add(sums[m][2 * n + 1], a[m], high, kind);
+    }
+}
+
 // Products of a warp's rows with rows of another tile, `N` groups of 16 from `first` on: `sums[m][n]` has 16 x 8.
 template <int M, int N, int WIDTH, class T>
 __device__ inline void multiply_rows(float (&sums)[M][2 * N][4], const uint32_t (&a)[M][4], const T* tile, int first,
@@ -113,12 +134,7 @@ __device__ inline void multiply_rows(float (&sums)[M][2 * N][4], const uint32_t 
     for (int n = 0; n < N; n++) {
         uint32_t b[4];
         load_matrices(b, tile + (first + n * 16 + lane / 16 * 8 + lane % 8) * (WIDTH + 8) + column + lane / 8 % 2 * 8);
-        uint32_t low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-            multiply_add(sums[m][2 * n], a[m], low, kind);
-            multiply_add(sums[m][2 * n + 1], a[m], high, kind);
-        }
+        multiply_sixteen(sums, a, b, n, kind);
     }
 }
 
@@ -131,12 +147,7 @@ __device__ inline void add_weighted(float (&sums)[M][WIDTH / 8][4], const uint32
     for (int n = 0; n < WIDTH / 16; n++) {
         uint32_t b[4];
         load_transposed(b, tile + (first + lane % 16) * (WIDTH + 8) + n * 16 + lane / 16 * 8);
-        uint32_t low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-            multiply_add(sums[m][2 * n], weights[m], low, kind);
-            multiply_add(sums[m][2 * n + 1], weights[m], high, kind);
-        }
+        multiply_sixteen(sums, weights, b, n, kind);
     }
 }
 
@@ -237,8 +248,9 @@ __device__ inline void attend_tile(T* out, float* logs, const T* q, const T* k, 
     float* kept = (float*)(values + BLOCK_KEYS * STRIDE);
     T kind = narrow<T>(0.0f);
     int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4, own = threadIdx.x / 32 * 16 * M;
-    Tile tile = tile_here(tiles, tiles ? 0 : g.queries, ROWS, g.causal);
-    uint64_t batch = tile.batch, head = blockIdx.y, kv_head = head / (g.heads / g.kv_heads);
+    Place here = place_here(tiles, g, g.heads, g.queries, ROWS, g.causal);
+    const Tile& tile = here.tile;
+    uint64_t batch = tile.batch, head = here.head, kv_head = head / (g.heads / g.kv_heads);
     int start = (int)tile.start, first = (int)tile.first, end = tiles ? (int)tile.end : (int)g.keys;
     int there = (int)tile.end - first < ROWS ? (int)tile.end - first : ROWS;
     const T* of_keys = k + batch * g.k[0] + kv_head * g.k[1];
@@ -402,8 +414,9 @@ __device__ inline void query_gradient_tile(T* of_q, float* dots, const T* q, con
     T* blocks_of_keys = gradients + ROWS * STRIDE;
     T kind = narrow<T>(0.0f);
     int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4, own = threadIdx.x / 32 * 16 * M;
-    Tile tile = tile_here(tiles, tiles ? 0 : g.queries, ROWS, g.causal);
-    uint64_t batch = tile.batch, head = blockIdx.y, kv_head = head / (g.heads / g.kv_heads);
+    Place here = place_here(tiles, g, g.heads, g.queries, ROWS, g.causal);
+    const Tile& tile = here.tile;
+    uint64_t batch = tile.batch, head = here.head, kv_head = head / (g.heads / g.kv_heads);
     int start = (int)tile.start, first = (int)tile.first, end = tiles ? (int)tile.end : (int)g.keys;
     int there = (int)tile.end - first < ROWS ? (int)tile.end - first : ROWS;
     const T* of_keys = k + batch * g.k[0] + kv_head * g.k[1];
@@ -553,8 +566,9 @@ __device__ inline void key_gradient_tile(T* of_k, T* of_v, const T* q, const T* 
     float* of_queries = (float*)(blocks_of_queries + (g.ahead ? 4 : 2) * QUERIES * STRIDE);
     T kind = narrow<T>(0.0f);
     int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4, own = threadIdx.x / 32 * 16 * M;
-    Tile tile = tile_here(tiles, tiles ? 0 : g.keys, ROWS, false);
-    uint64_t batch = tile.batch, kv_head = blockIdx.y, heads = g.heads / g.kv_heads;
+    Place here = place_here(tiles, g, g.kv_heads, g.keys, ROWS, false);
+    const Tile& tile = here.tile;
+    uint64_t batch = tile.batch, kv_head = here.head, heads = g.heads / g.kv_heads;
     int start = (int)tile.start, first = (int)tile.first, end = (int)tile.end;
     int there = end - first < ROWS ? end - first : ROWS;
     // Queries of the document; positions are ahead of them by the keys of a cache.
@@ -637,8 +651,8 @@ __device__ inline void key_gradient_tile(T* of_k, T* of_v, const T* q, const T* 
                                       of_query[QUERIES + part + n * 8 + member * 2 + i % 2]);
 #pragma unroll
             for (int n = 0; n < PART / 8; n++) {
-                const float* here = of_query + part + n * 8 + member * 2;
-                float2 log_sums = *(const float2*)here, dot_products = *(const float2*)(here + QUERIES);
+                const float* columns = of_query + part + n * 8 + member * 2;
+                float2 log_sums = *(const float2*)columns, dot_products = *(const float2*)(columns + QUERIES);
 #pragma unroll
                 for (int m = 0; m < M; m++)
 #pragma unroll

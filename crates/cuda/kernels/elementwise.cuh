@@ -5,6 +5,12 @@
 
 template <class W> __device__ inline W sigmoid(W x) { return W(1) / (W(1) + exp(-x)); }
 
+// The same for gates, in as few instructions as the precision of the elements asks for.
+template <class T> __device__ inline Wide<T> gate_sigmoid(Wide<T> x) {
+    if constexpr (sizeof(T) == 2) return __fdividef(1.0f, 1.0f + __expf(-x));
+    else return sigmoid(x);
+}
+
 template <class W> __device__ inline W gelu(W x) {
     return W(0.5) * x * (W(1) + erf(x * W(0.70710678118654752440)));
 }
@@ -72,14 +78,14 @@ template <class W> __device__ inline W unary_slope(int op, W x, W p, W q) {
     }
 }
 
-template <class W> __device__ inline W binary_value(int op, W a, W b) {
+template <class T> __device__ inline Wide<T> binary_value(int op, Wide<T> a, Wide<T> b) {
     switch (op) {
         case 0: return a + b;
         case 1: return a - b;
         case 2: return a * b;
         case 3: return a / b;
         case 4: return pow(a, b);
-        case 5: return a * sigmoid(a) * b;
+        case 5: return a * gate_sigmoid<T>(a) * b;
         case 6: return gelu(a) * b;
         default: return gelu_tanh(a) * b;
     }
@@ -99,7 +105,7 @@ FOR_FLOATS(UNARY)
 // Both operands contiguous.
 template <class T> __device__ inline void binary_contiguous(T* out, const T* a, const T* b, uint64_t count, int op) {
     constexpr int COUNT = Pack<T>::COUNT;
-    auto value = [&](T x, T y) { return narrow<T>(binary_value<Wide<T>>(op, widen(x), widen(y))); };
+    auto value = [&](T x, T y) { return narrow<T>(binary_value<T>(op, widen(x), widen(y))); };
     for_packs<COUNT>(
         count, is_aligned(out) && is_aligned(a) && is_aligned(b),
         [&](uint64_t i) {
@@ -119,7 +125,7 @@ template <class T> __device__ inline void binary_contiguous(T* out, const T* a, 
         FOR_EACH(i, count) {                                                                              \
             uint64_t at[2];                                                                               \
             offsets<2>(s, i, at);                                                                         \
-            out[i] = narrow<T>(binary_value<Wide<T>>(op, widen(a[at[0]]), widen(b[at[1]])));              \
+            out[i] = narrow<T>(binary_value<T>(op, widen(a[at[0]]), widen(b[at[1]])));              \
         }                                                                                                 \
     }                                                                                                     \
     extern "C" __global__ void add_into_##name(T* out, const T* into, const T* x, uint64_t count) {       \
@@ -135,7 +141,7 @@ __device__ inline void gate_gradient(T* of_a, T* of_b, const T* a, const T* b, c
     auto both = [&](T left, T right, T gradient, T& of_left, T& of_right) {
         W x = widen(left), y = widen(right), slope, value, d = widen(gradient);
         if (gate == 0) {
-            W s = sigmoid(x);
+            W s = gate_sigmoid<T>(x);
             value = x * s;
             slope = s * (W(1) + x * (W(1) - s));
         } else if (gate == 1) {

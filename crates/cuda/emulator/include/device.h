@@ -81,6 +81,8 @@ inline double __longlong_as_double(long long x) { return emulated_bits<double>(x
 template <class T> inline T __ldg(const T* at) { return *at; }
 
 // As in CUDA, which has them without `std`.
+inline float __expf(float x) { return expf(x); }
+inline float __fdividef(float x, float y) { return x / y; }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 template <class T> inline T min(T a, T b) { return b < a ? b : a; }
 template <class T> inline T max(T a, T b) { return a < b ? b : a; }

@@ -159,7 +159,8 @@ fn dtypes_are_the_checkpoints_own_unless_another_is_asked_for() {
         .to_vec::<f32>()
         .unwrap();
     // Eight bits of mantissa through two layers.
-    assert!(apart(&logits, &fixture.logits(0)) < 0.15);
+    let found = apart(&logits, &fixture.logits(0));
+    assert!(found < 0.15, "{found}");
     let config = fixture.family.definition(&fixture.config).unwrap();
     let options = ModelLoadOptions { dtype: Some(DType::I64), ..ModelLoadOptions::default() };
     let error =

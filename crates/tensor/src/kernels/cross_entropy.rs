@@ -46,10 +46,12 @@ pub(crate) trait CrossEntropyKernels {
     ) -> Result<[Tensor; 2]> {
         let (dtype, device) = (logits.dtype(), logits.device());
         let wide = wide_dtype(dtype);
-        let logits = logits.cast(wide)?;
-        let loss = self.cross_entropy(&logits, targets, options)?.scale(share)?;
+        let wide_logits = logits.cast(wide)?;
+        // So that the gradient takes the memory of wide logits, which may be these.
+        drop(logits);
+        let loss = self.cross_entropy(&wide_logits, targets, options)?.scale(share)?;
         let share = Tensor::full(share, wide, &[], device)?;
-        Ok([loss, self.cross_entropy_gradient(logits, targets, &share, options)?.cast(dtype)?])
+        Ok([loss, self.cross_entropy_gradient(wide_logits, targets, &share, options)?.cast(dtype)?])
     }
 
     /// The most logits that should exist at a time. Every chunk reads the weight of a

@@ -28,8 +28,8 @@ const FEW_QUERIES: usize = 16;
 /// Positions must fit in 32 bits with room for sums of them.
 const MOST_POSITIONS: usize = 1 << 29;
 
-/// The most sequences of a launch.
-const MOST_BATCH: usize = 65_535;
+/// The most tiles of all heads: blocks of a launch.
+const MOST_TILES: usize = (1 << 31) - 1;
 
 /// How heads of some widths are divided, as in the kernels.
 #[derive(Clone, Copy, Debug)]
@@ -87,8 +87,8 @@ impl TileShape {
     }
 
     fn grid(self, tiles: &Tiles, heads: usize, shared: usize) -> Grid {
-        let blocks = [tiles.count as u32, heads as u32, tiles.batch as u32];
-        Grid::new(blocks, self.threads as u32).with_shared(shared as u32)
+        let blocks = (tiles.count * tiles.batch * heads) as u32;
+        Grid::new([blocks, 1, 1], self.threads as u32).with_shared(shared as u32)
     }
 }
 
@@ -149,11 +149,12 @@ impl Cuda {
     /// The tiles of some attention; `None` if other kernels compute it. That depends
     /// on dtype, heads and device alone, so that all queries of a model agree.
     pub(super) fn tile_shape(self, geometry: &Geometry, dtype: DType) -> Result<Option<TileShape>> {
-        let Geometry { batch, queries, keys, width, .. } = *geometry;
+        let Geometry { batch, heads, queries, keys, width, .. } = *geometry;
         let fits = matches!(dtype, DType::Bf16 | DType::F16)
             && width % 8 == 0
             && queries.max(keys) < MOST_POSITIONS
-            && batch <= MOST_BATCH;
+            // Tiles of documents have a row or more.
+            && batch * heads * queries.max(keys) <= MOST_TILES;
         let Some(shape) = SHAPES.into_iter().find(|shape| fits && width <= shape.width) else {
             return Ok(None);
         };
