@@ -34,6 +34,15 @@ pub struct Meter(Arc<Levels>);
 struct Levels {
     in_use: AtomicU64,
     high_water: AtomicU64,
+    counts_for: CountedFor,
+}
+
+/// The device whose kernels are counted: some need other memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum CountedFor {
+    #[default]
+    Cpu,
+    Gpu,
 }
 
 thread_local! {
@@ -53,6 +62,11 @@ impl Meter {
     /// A meter at zero.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The same for what a GPU would need.
+    pub fn of_gpu() -> Self {
+        Self(Arc::new(Levels { counts_for: CountedFor::Gpu, ..Levels::default() }))
     }
 
     /// Runs `work` and counts the tensors it creates on this thread. An outer meter
@@ -82,6 +96,11 @@ impl Meter {
 pub(crate) fn unwatched<T>(work: impl FnOnce() -> T) -> T {
     let _before = Before(WATCHING.replace(None));
     work()
+}
+
+/// Whether the active meter counts what a GPU would need.
+pub(crate) fn counts_for_gpu() -> bool {
+    WATCHING.with_borrow(|meter| meter.as_ref().is_some_and(|meter| meter.0.counts_for == CountedFor::Gpu))
 }
 
 /// Bytes that are counted until dropped.

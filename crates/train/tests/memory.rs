@@ -22,7 +22,7 @@ use weightloom_nn::{
     ActivationCheckpointing, Adapter, AttentionConfig, DecoderConfig, ForwardArgs, Input, MlpConfig,
     Parallel, Stage,
 };
-use weightloom_tensor::{Device, memory};
+use weightloom_tensor::{Device, DeviceChoice, memory};
 use weightloom_train::config::{Config, LoraConfig};
 use weightloom_train::dry_run::{self, DryRunSettings, MemoryReport, StageReport};
 use weightloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
@@ -217,6 +217,10 @@ fn as_predicted(device: Device) {
         ("bf16", "full", 8, full, Some(4)),
     ] {
         let mut config = config(precision, recompute, micro);
+        config.train.device = match device {
+            Device::Cuda(ordinal) => DeviceChoice::Cuda(Some(ordinal)),
+            _ => DeviceChoice::Cpu,
+        };
         config.model.lora = lora.map(|rank| LoraConfig { rank, ..LoraConfig::default() });
         let (stage, memory) = predicted(&config);
         let (of_passes, most) = measured(&config, kept, device);

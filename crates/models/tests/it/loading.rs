@@ -1,5 +1,6 @@
 //! What loading reads, allocates, proves and refuses.
 
+use crate::device::device;
 use crate::fixture::{Fixture, Silent, apart, families, logits};
 use serde_json::{Value, json};
 use weightloom_checkpoint::Source;
@@ -158,9 +159,12 @@ fn dtypes_are_the_checkpoints_own_unless_another_is_asked_for() {
         .to_local()
         .to_vec::<f32>()
         .unwrap();
-    // Eight bits of mantissa through two layers.
+    // Eight bits of mantissa through two layers. The same computation in NumPy is 0.135 apart on the CPU, where
+    // weights of attention are f32, 0.158 with weights in bf16, as tensor cores take them, and 0.235 if every
+    // operation rounds, as transformers does.
+    let most = if device() == Device::Cpu { 0.15 } else { 0.18 };
     let found = apart(&logits, &fixture.logits(0));
-    assert!(found < 0.15, "{found}");
+    assert!(found < most, "{found}");
     let config = fixture.family.definition(&fixture.config).unwrap();
     let options = ModelLoadOptions { dtype: Some(DType::I64), ..ModelLoadOptions::default() };
     let error =

@@ -5,7 +5,7 @@ use weightloom_layout::Shape;
 
 use super::{Cuda, address, count, float, rows, wide};
 use crate::error::Result;
-use crate::kernels::cross_entropy::{CrossEntropyKernels, count_targets};
+use crate::kernels::cross_entropy::{CrossEntropyKernels, LOGITS_ON_GPU, count_targets};
 use crate::ops::CrossEntropy;
 use crate::tensor::Tensor;
 
@@ -72,9 +72,8 @@ impl CrossEntropyKernels for Cuda {
         Ok([loss, logits])
     }
 
-    /// A gigabyte of halves: a fraction of what else is in memory then.
     fn logits_at_once(&self) -> usize {
-        1 << 29
+        LOGITS_ON_GPU
     }
 
     fn cross_entropy_gradient(

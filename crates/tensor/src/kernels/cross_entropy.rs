@@ -15,6 +15,7 @@ use crate::backend::meta::{output, output_in_place, volume};
 use crate::backend::{Cpu, Meta};
 use crate::element::{Float, Wide, with_float};
 use crate::error::{Result, TensorError};
+use crate::meter::counts_for_gpu;
 use crate::ops::CrossEntropy;
 use crate::parallel::{kernel, map};
 use crate::tensor::Tensor;
@@ -44,21 +45,37 @@ pub(crate) trait CrossEntropyKernels {
         options: CrossEntropy,
         share: f64,
     ) -> Result<[Tensor; 2]> {
-        let (dtype, device) = (logits.dtype(), logits.device());
-        let wide = wide_dtype(dtype);
-        let wide_logits = logits.cast(wide)?;
-        // So that the gradient takes the memory of wide logits, which may be these.
-        drop(logits);
-        let loss = self.cross_entropy(&wide_logits, targets, options)?.scale(share)?;
-        let share = Tensor::full(share, wide, &[], device)?;
-        Ok([loss, self.cross_entropy_gradient(wide_logits, targets, &share, options)?.cast(dtype)?])
+        loss_then_gradient(self, logits, targets, options, share)
     }
 
     /// The most logits that should exist at a time. Every chunk reads the weight of a
     /// head again and adds to its gradient, so there should be few chunks.
     fn logits_at_once(&self) -> usize {
-        1 << 24
+        LOGITS_ON_CPU
     }
+}
+
+const LOGITS_ON_CPU: usize = 1 << 24;
+
+/// A gigabyte of halves: a fraction of what else is in memory then.
+pub(crate) const LOGITS_ON_GPU: usize = 1 << 29;
+
+/// The loss from wide logits, and then the gradient.
+fn loss_then_gradient(
+    kernels: &(impl CrossEntropyKernels + ?Sized),
+    logits: Tensor,
+    targets: &Tensor,
+    options: CrossEntropy,
+    share: f64,
+) -> Result<[Tensor; 2]> {
+    let (dtype, device) = (logits.dtype(), logits.device());
+    let wide = wide_dtype(dtype);
+    let wide_logits = logits.cast(wide)?;
+    // So that the gradient takes the memory of wide logits, which may be these.
+    drop(logits);
+    let loss = kernels.cross_entropy(&wide_logits, targets, options)?.scale(share)?;
+    let share = Tensor::full(share, wide, &[], device)?;
+    Ok([loss, kernels.cross_entropy_gradient(wide_logits, targets, &share, options)?.cast(dtype)?])
 }
 
 /// The dtype of losses, and of sums over many rows.
@@ -86,6 +103,24 @@ impl CrossEntropyKernels for Cpu {
 }
 
 impl CrossEntropyKernels for Meta {
+    fn loss_and_gradient(
+        &self,
+        logits: Tensor,
+        targets: &Tensor,
+        options: CrossEntropy,
+        share: f64,
+    ) -> Result<[Tensor; 2]> {
+        if !counts_for_gpu() {
+            return loss_then_gradient(self, logits, targets, options, share);
+        }
+        let loss = self.cross_entropy(&logits, targets, options)?.cast(wide_dtype(logits.dtype()))?;
+        Ok([loss, output_in_place("cross_entropy", 4, &[targets], logits)?])
+    }
+
+    fn logits_at_once(&self) -> usize {
+        if counts_for_gpu() { LOGITS_ON_GPU } else { LOGITS_ON_CPU }
+    }
+
     fn cross_entropy(&self, logits: &Tensor, targets: &Tensor, _: CrossEntropy) -> Result<Tensor> {
         let flops = 3 * volume(logits.shape());
         output("cross_entropy", flops, &[logits, targets], &Shape::default(), logits.dtype())

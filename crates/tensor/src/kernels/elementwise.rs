@@ -12,6 +12,7 @@ use crate::backend::meta::{output, output_in_place, output_like, record, volume}
 use crate::backend::{Cpu, Meta};
 use crate::element::{Element, Float, Wide, with_float};
 use crate::error::Result;
+use crate::meter::counts_for_gpu;
 use crate::parallel::{PIECE, fill, kernel, share};
 use crate::tensor::Tensor;
 use crate::vectors::dispatch;
@@ -20,9 +21,7 @@ use crate::vectors::dispatch;
 pub(crate) trait ElementwiseKernels {
     /// The sum of two tensors of halves of the same shape, in f32.
     fn add_halves(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        let mut sum = a.cast(DType::F32)?;
-        sum.add_assign(&b.cast(DType::F32)?)?;
-        Ok(sum)
+        add_cast(a, b)
     }
 
     /// `f(x)`.
@@ -65,7 +64,21 @@ impl ElementwiseKernels for Cpu {
     }
 }
 
+/// Casts both operands, and adds them.
+fn add_cast(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let mut sum = a.cast(DType::F32)?;
+    sum.add_assign(&b.cast(DType::F32)?)?;
+    Ok(sum)
+}
+
 impl ElementwiseKernels for Meta {
+    fn add_halves(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        match counts_for_gpu() {
+            true => output("add", volume(a.shape()), &[a, b], a.shape(), DType::F32),
+            false => add_cast(a, b),
+        }
+    }
+
     fn unary(&self, op: Unary, x: &Tensor) -> Result<Tensor> {
         output_like(op.name(), 1, &[x])
     }

@@ -28,6 +28,7 @@ use crate::backend::{Cpu, Meta};
 use crate::element::Float;
 use crate::element::with_float;
 use crate::error::Result;
+use crate::meter::counts_for_gpu;
 use crate::parallel::try_share;
 use crate::tensor::Tensor;
 use crate::view::View;
@@ -53,14 +54,7 @@ pub(crate) trait MatmulKernels {
     /// Adds the product of two matrices to a sum of many, which is wide: halves would
     /// lose small additions.
     fn add_product(&self, sum: Option<Tensor>, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        let product = a.matmul(b)?.cast(wide_dtype(a.dtype()))?;
-        match sum {
-            Some(mut sum) => {
-                sum.add_assign(&product)?;
-                Ok(sum)
-            }
-            None => Ok(product),
-        }
+        rounded_product_added(sum, a, b)
     }
 
     /// The gradient of a weight, `gradientᵀ @ x`: a sum over all rows of a batch.
@@ -74,6 +68,18 @@ pub(crate) trait MatmulKernels {
 
     /// The gradient of the matrices of a grouped product.
     fn grouped_matmul_gradient(&self, x: &Tensor, gradient: &Tensor, groups: &[usize]) -> Result<Tensor>;
+}
+
+/// Rounds a product before it is added.
+fn rounded_product_added(sum: Option<Tensor>, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let product = a.matmul(b)?.cast(wide_dtype(a.dtype()))?;
+    match sum {
+        Some(mut sum) => {
+            sum.add_assign(&product)?;
+            Ok(sum)
+        }
+        None => Ok(product),
+    }
 }
 
 impl MatmulKernels for Cpu {
@@ -98,6 +104,18 @@ impl MatmulKernels for Cpu {
 }
 
 impl MatmulKernels for Meta {
+    fn add_product(&self, sum: Option<Tensor>, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        match sum {
+            // Kernels of GPUs add to wide sums as they are.
+            Some(sum) if counts_for_gpu() => Ok(sum),
+            None if counts_for_gpu() => {
+                let shape = Shape::new(&[a.shape()[0], b.shape()[1]])?;
+                output("matmul", 0, &[a, b], &shape, wide_dtype(a.dtype()))
+            }
+            sum => rounded_product_added(sum, a, b),
+        }
+    }
+
     fn matmul(
         &self,
         a: &Tensor,

@@ -31,9 +31,8 @@ struct Overhead {
 
 /// On a GPU, blocks are up to a sixteenth larger than tensors, on average a thirtieth,
 /// and freed blocks of other sizes wait for their next use. Once: cuBLASLt's workspace
-/// and code, and the logits of the loss, of which a GPU holds a gigabyte at a time where
-/// the CPU, whose passes are counted, holds less than a tenth of that.
-const GPU_OVERHEAD: Overhead = Overhead { per_1000: 60, once: (256 << 20) + (1 << 30) };
+/// and code.
+const GPU_OVERHEAD: Overhead = Overhead { per_1000: 60, once: 256 << 20 };
 
 /// The driver's context, which is there already on a GPU of this machine.
 const GPU_CONTEXT: u64 = 512 << 20;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use weightloom_dtensor::{CommRecord, DTensor, DistContext, DistOptions, Role};
 use weightloom_layout::{DType, Layout, Shape};
 use weightloom_nn::{Adapter, Model, ModelShard, ParameterSpec, Plan, Stage};
-use weightloom_tensor::{Device, Meter, Tensor, counted};
+use weightloom_tensor::{Device, DeviceChoice, Meter, Tensor, counted};
 
 use super::context::{RunContext, STORAGE_DTYPE};
 use super::passes::Passes;
@@ -45,6 +45,15 @@ impl Kind {
     }
 }
 
+/// Whether a run with this choice is on a GPU.
+fn runs_on_gpu(choice: DeviceChoice) -> bool {
+    match choice {
+        DeviceChoice::Cpu => false,
+        DeviceChoice::Cuda(_) => true,
+        DeviceChoice::Auto => choice.resolve(0).is_ok_and(|chosen| matches!(chosen.device, Device::Cuda(_))),
+    }
+}
+
 /// One stage on one rank, with meta tensors.
 pub(super) struct DryStage {
     pub(super) model: Box<dyn Model>,
@@ -63,7 +72,7 @@ impl DryStage {
         let registry = context.operations.clone();
         let options = DistOptions { log_comm: true, registry, ..DistOptions::default() };
         let dist = DistContext::dry_run(rank, options);
-        let meter = Meter::new();
+        let meter = if runs_on_gpu(context.config.train.device) { Meter::of_gpu() } else { Meter::new() };
         let teacher = context.teacher.filter(|_| stage.is_last());
         let (model, adapter, states, teacher) = meter.watch(|| -> Result<_, DryRunError> {
             let specs = context.definition.parameters(&stage);
