@@ -151,7 +151,7 @@ impl Cuda {
     pub(super) fn tile_shape(self, geometry: &Geometry, dtype: DType) -> Result<Option<TileShape>> {
         let Geometry { batch, heads, queries, keys, width, .. } = *geometry;
         let fits = matches!(dtype, DType::Bf16 | DType::F16)
-            && width % 8 == 0
+            && width.is_multiple_of(8)
             && queries.max(keys) < MOST_POSITIONS
             // Tiles of documents have a row or more.
             && batch * heads * queries.max(keys) <= MOST_TILES;
@@ -166,7 +166,8 @@ impl Cuda {
     fn aligned(self, x: &Tensor) -> Result<Tensor> {
         let strides = strides(x);
         let sizes = x.shape();
-        let in_steps = (0..3).all(|dim| sizes[dim] == 1 || strides[dim] % 8 == 0) && x.view().offset % 8 == 0;
+        let in_steps = (0..3).all(|dim| sizes[dim] == 1 || strides[dim].is_multiple_of(8))
+            && x.view().offset.is_multiple_of(8);
         if in_steps { Ok(x.detach()) } else { self.pack(OP, x) }
     }
 
