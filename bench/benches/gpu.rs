@@ -180,7 +180,7 @@ fn steps(report: &mut Report, case: &str, device: Device) -> Outcome<[f64; 2]> {
     let spans = end_profile(device)?;
     let rate = (ROWS * TIME) as f64 / seconds;
     report.figure(&format!("{case} step"), &format!("{:.1} ms, {rate:.0} tokens/s", seconds * 1e3));
-    let held = peak + statistics.cached as f64 + statistics.in_use as f64 - peak;
+    let held = (statistics.cached + statistics.in_use) as f64;
     report.figure(
         &format!("{case} step, peak memory of tensors; with the cache"),
         &format!("{}, {}", gigabytes(peak), gigabytes(held)),

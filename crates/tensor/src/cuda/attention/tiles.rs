@@ -58,10 +58,10 @@ impl TileShape {
     }
 
     /// Shared memory of a tile of queries.
-    fn forward(self, rows: usize, threads: usize, keys: usize) -> usize {
-        let rows_of_warps = rows / (16 * threads / 32);
-        let kept = if keys > SEGMENT { rows_of_warps * (4 + self.width / 2) * threads * 4 } else { 0 };
-        self.tile(rows + 2 * BLOCK_KEYS) + kept
+    fn forward(self, keys: usize) -> usize {
+        let rows_of_warps = self.rows / (16 * self.threads / 32);
+        let kept = if keys > SEGMENT { rows_of_warps * (4 + self.width / 2) * self.threads * 4 } else { 0 };
+        self.tile(self.rows + 2 * BLOCK_KEYS) + kept
     }
 
     /// The same of the gradients of queries.
@@ -82,7 +82,7 @@ impl TileShape {
 
     /// The same of whatever asks for most.
     fn most(self) -> usize {
-        let forward = self.forward(self.rows, self.threads, SEGMENT + 1);
+        let forward = self.forward(SEGMENT + 1);
         forward.max(self.query_gradient(Ahead::None)).max(self.key_gradient(Ahead::None))
     }
 
@@ -147,7 +147,8 @@ fn tiles_of_documents(starts: &[i64], keys: usize, rows: usize) -> Vec<[u32; 4]>
 
 impl Cuda {
     /// The tiles of some attention; `None` if other kernels compute it. That depends
-    /// on dtype, heads and device alone, so that all queries of a model agree.
+    /// on dtype, width of heads and device alone, so that all queries of a model agree,
+    /// as long as positions and blocks can be counted in 32 bits.
     pub(super) fn tile_shape(self, geometry: &Geometry, dtype: DType) -> Result<Option<TileShape>> {
         let Geometry { batch, heads, queries, keys, width, .. } = *geometry;
         let fits = matches!(dtype, DType::Bf16 | DType::F16)
@@ -194,12 +195,15 @@ impl Cuda {
         [out, logs]: [&Tensor; 2],
     ) -> Result<()> {
         let few = geometry.queries <= FEW_QUERIES && !matches!(limit, KeyLimit::Documents(_));
-        let (prefix, rows, threads) =
-            if few { ("attend_row", FEW_QUERIES, 32) } else { ("attend_tiles", shape.rows, shape.threads) };
+        // A warp gives the bits of a whole tile.
+        let (prefix, shape) = match few {
+            true => ("attend_row", TileShape { rows: FEW_QUERIES, threads: 32, ..shape }),
+            false => ("attend_tiles", shape),
+        };
         let [q, k, v] = qkv.map(|x| self.aligned(x));
         let (q, k, v) = (q?, k?, v?);
         let sizes = Sizes::new(geometry, [&q, &k, &v], out, out)?;
-        let tiles = self.tiles(geometry, limit, (geometry.queries, rows))?;
+        let tiles = self.tiles(geometry, limit, (geometry.queries, shape.rows))?;
         let args = [
             address(OP, out)?,
             address(OP, logs)?,
@@ -210,9 +214,7 @@ impl Cuda {
             tiles.list()?,
             super::bytes(&sizes),
         ];
-        let shape_of_launch = TileShape { rows, threads, ..shape };
-        let shared = shape_of_launch.forward(rows, threads, geometry.keys);
-        let grid = shape_of_launch.grid(&tiles, geometry.heads, shared);
+        let grid = shape.grid(&tiles, geometry.heads, shape.forward(geometry.keys));
         self.launch(&format!("{prefix}_{name}_{}", shape.width), grid, out.shape().volume(), &args)
     }
 
